@@ -1,0 +1,53 @@
+# `make demo` and `make test` need nothing but Python 3.11 or newer, a C compiler and a package index: each builds .venv
+# first if it is not there, from the pins in constraints.txt, and starts at once if it is.
+
+PYTHON ?= python3
+ARGS   ?=
+
+BIN   := .venv/bin
+READY := .venv/.ready
+PIP   := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+
+# Wheels are installed uncompiled, which halves the set-up; Python then has to be free to keep what it compiles.
+unexport PYTHONDONTWRITEBYTECODE
+# Two test workers share the cores, and nothing may be fetched while testing.
+test: export OMP_NUM_THREADS = 1
+test: export HF_HUB_OFFLINE = 1
+# The theme otherwise greets every build with a notice about another program's plans.
+docs: export NO_MKDOCS_2_WARNING = 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format docs clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(READY) ## show how each mechanism's attention changes with the query's magnitude
+	$(BIN)/affinear demo
+
+test: lint ## lint, check types, run every test (ARGS="-k state" picks some)
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+lint: $(READY) ## check style, formatting and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+
+format: $(READY) ## put the code into the house style
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+docs: $(READY) ## build the documentation into site/
+	$(BIN)/python -m mkdocs build --strict
+
+clean: ## remove the environment and everything built
+	rm -rf .venv site dist .pytest_cache .ruff_cache .hypothesis
+	find src tests scripts -name __pycache__ -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt scripts/cpu_torchvision.py
+	@echo "Setting up .venv: 1.4 GB, one to three minutes, once."
+	$(PYTHON) -m venv .venv
+	$(PIP) hatchling editables
+	$(PIP) --no-build-isolation -e ".[vision,lens,dev,docs]"
+	$(BIN)/python scripts/cpu_torchvision.py
+	@touch $@

@@ -1,0 +1,19 @@
+"""The operator: tensors in, tensors out, nothing but torch."""
+
+from .attention import attend, attention, summarize, weights
+from .mechanisms import Mechanism, mechanisms, register
+from .rotary import rotary_1d, rotary_2d
+from .state import State
+
+__all__ = [
+    "Mechanism",
+    "State",
+    "attend",
+    "attention",
+    "mechanisms",
+    "register",
+    "rotary_1d",
+    "rotary_2d",
+    "summarize",
+    "weights",
+]

@@ -1,0 +1,318 @@
+"""The public operator: two verbs, `summarize` and `attend`, and `attention`, which is both."""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from . import reference, torch_backend
+from . import validation as check
+from .mechanisms import Mechanism, find
+from .packing import visibility
+from .rotary import Rotary
+from .state import State
+
+
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mechanism: str | Mechanism = ...,
+    *,
+    scale: float | None = ...,
+    causal: bool = ...,
+    key_mask: Tensor | None = ...,
+    cu_seqlens_q: Tensor | None = ...,
+    cu_seqlens_k: Tensor | None = ...,
+    rotary: Rotary | None = ...,
+    initial_state: State | None = ...,
+    return_state: Literal[False] = ...,
+    backend: str = ...,
+) -> Tensor: ...
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mechanism: str | Mechanism = ...,
+    *,
+    scale: float | None = ...,
+    causal: bool = ...,
+    key_mask: Tensor | None = ...,
+    cu_seqlens_q: Tensor | None = ...,
+    cu_seqlens_k: Tensor | None = ...,
+    rotary: Rotary | None = ...,
+    initial_state: State | None = ...,
+    return_state: Literal[True],
+    backend: str = ...,
+) -> tuple[Tensor, State]: ...
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mechanism: str | Mechanism = "mala",
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    rotary: Rotary | None = None,
+    initial_state: State | None = None,
+    return_state: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, State]:
+    """Attention of queries over keys and values, in time and memory linear in the number of tokens.
+
+    Query, key and value share dtype (float16, bfloat16, float32, float64) and device. Sums are kept in float32, or in
+    float64 for float64, also under autocast. Any strides are read as they are.
+
+    Args:
+        query: (B, N, H, D).
+        key: (B, M, G, D). G divides H: query head h reads key head h // (H / G).
+        value: (B, M, G, E).
+        mechanism: A registered name (see `mechanisms`), or a `Mechanism`.
+        scale: Factor of the scores. None is the mechanism's own, D ** -0.5 for most.
+        causal: Whether query i sees keys 0 to i only. Needs N = M.
+        key_mask: (B, M), boolean. False takes a key out, even out of the count.
+        cu_seqlens_q: (S + 1,), int32 or int64. Where each of S sequences laid end to end begins, from 0 to N. Needs B = 1.
+        cu_seqlens_k: The same for keys. Both or neither.
+        rotary: Cosines and sines, each (N, D), from `affinear.ops.rotary_1d` or `rotary_2d`. Needs N = M.
+        initial_state: What the queries know beforehand, as if its tokens came before all keys.
+        return_state: Whether to return the state of all keys, the initial ones included.
+        backend: "auto", "torch" (linear) or "reference" (quadratic, the definitions).
+
+    Returns:
+        The answers, (B, N, H, E) in the dtype of the query, and the state if asked for. A query that sees no key gets zeros.
+
+    Raises:
+        ValueError: If the arguments do not fit. The message says which, what was expected, what came and what to do.
+
+    Example:
+        >>> import torch, affinear as af
+        >>> q, k, v = torch.randn(3, 2, 100, 4, 32).unbind()
+        >>> af.attention(q, k, v, "mala").shape
+        torch.Size([2, 100, 4, 32])
+        >>> out, state = af.attention(q[:, :60], k[:, :60], v[:, :60], causal=True, return_state=True)
+        >>> rest = af.attention(q[:, 60:], k[:, 60:], v[:, 60:], causal=True, initial_state=state)
+        >>> whole = af.attention(q, k, v, causal=True)
+        >>> torch.allclose(torch.cat((out, rest), dim=1), whole, atol=1e-5)
+        True
+    """
+    rule = find(mechanism)
+    engine = _engine(backend)
+    check.check_keys_and_values(key, value)
+    _check_scores(query, key, scale, causal, key_mask, cu_seqlens_q, cu_seqlens_k, rotary)
+    if initial_state is not None or return_state:
+        check.check_has_state(rule)
+    if initial_state is not None:
+        batch = key.shape[0] if cu_seqlens_k is None else cu_seqlens_k.shape[0] - 1
+        check.check_state("initial_state", initial_state, rule, key, batch, rotary)
+        check.check_state_widths("initial_state", initial_state, key.shape[2], _width(rule, key), value.shape[3])
+    with _exact(query):
+        out, state = engine.attention(
+            *_widen(query, key, value),
+            mechanism=rule,
+            scale=_scale(scale, rule, query),
+            causal=causal,
+            key_mask=key_mask,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            rotary=rotary,
+            initial_state=initial_state,
+            return_state=return_state,
+        )
+    out = out.to(query.dtype)
+    return out if state is None else (out, state)
+
+
+def summarize(
+    key: Tensor,
+    value: Tensor,
+    mechanism: str | Mechanism = "mala",
+    *,
+    key_mask: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    rotary: Rotary | None = None,
+    backend: str = "auto",
+) -> State:
+    """The state of keys and values: all that any query will ever need to know about them.
+
+    Args:
+        key: (B, M, H, D), in float16, bfloat16, float32 or float64.
+        value: (B, M, H, E), same dtype and device.
+        mechanism: A registered name with a state (all but softmax), or a `Mechanism`.
+        key_mask: (B, M), boolean. False takes a key out, even out of the count.
+        cu_seqlens_k: (S + 1,), int32 or int64. Where each of S sequences laid end to end begins. Needs B = 1.
+        rotary: Cosines and sines of the keys' positions, each (M, D).
+        backend: "auto", "torch" (linear) or "reference" (the definitions).
+
+    Returns:
+        The state in float32 (float64 for float64), with batch B, or S for packed sequences.
+
+    Raises:
+        ValueError: If the arguments do not fit.
+
+    Example:
+        >>> import torch, affinear as af
+        >>> memory, values = torch.randn(2, 1, 1000, 4, 32).unbind()
+        >>> state = af.summarize(memory, values)
+        >>> state.covariance.shape
+        torch.Size([1, 4, 32, 32])
+    """
+    rule = find(mechanism)
+    engine = _engine(backend)
+    check.check_has_state(rule)
+    check.check_keys_and_values(key, value)
+    check.check_mask(key_mask, key, packed=cu_seqlens_k is not None)
+    check.check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, "key", key)
+    check.check_rotary(rotary, key, "key")
+    with _exact(key):
+        return engine.summarize(
+            *_widen(key, value), mechanism=rule, key_mask=key_mask, cu_seqlens=cu_seqlens_k, rotary=rotary
+        )
+
+
+def attend(
+    query: Tensor,
+    state: State,
+    *,
+    scale: float | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    rotary: Rotary | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Answers of a state to queries; ask it as often as you like.
+
+    Args:
+        query: (B, N, H, D), in float16, bfloat16, float32 or float64. The state's heads divide H.
+        state: What `summarize` made, of batch B, or S for packed queries.
+        scale: Factor of the scores. None is the mechanism's own, D ** -0.5 for most.
+        cu_seqlens_q: (S + 1,), int32 or int64. Where each of S sequences laid end to end begins. Needs B = 1.
+        rotary: Cosines and sines of the queries' positions, each (N, D). Given exactly if the state was made with them.
+        backend: "auto", "torch" (linear) or "reference" (the definitions).
+
+    Returns:
+        The answers, (B, N, H, E) in the dtype of the query. A state of no keys answers zeros.
+
+    Raises:
+        ValueError: If the arguments do not fit.
+
+    Example:
+        >>> import torch, affinear as af
+        >>> q, k, v = torch.randn(3, 2, 50, 4, 32).unbind()
+        >>> out = af.attend(q, af.summarize(k, v, "inline"))
+        >>> torch.allclose(out, af.attention(q, k, v, "inline"))
+        True
+    """
+    engine = _engine(backend)
+    check.check_tokens("query", query)
+    check.check_scale(scale)
+    check.check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, "query", query)
+    check.check_rotary(rotary, query, "query")
+    batch = query.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    check.check_state("state", state, None, query, batch, rotary)
+    heads = state.key_mean.shape[1]
+    check.check_groups(query.shape[2], heads)
+    check.check_state_widths("state", state, heads, _width(state.mechanism, query), None)
+    with _exact(query):
+        out = engine.attend(
+            *_widen(query), state, scale=_scale(scale, state.mechanism, query), cu_seqlens=cu_seqlens_q, rotary=rotary
+        )
+    return out.to(query.dtype)
+
+
+def weights(
+    query: Tensor,
+    key: Tensor,
+    mechanism: str | Mechanism = "mala",
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    rotary: Rotary | None = None,
+) -> Tensor:
+    """The explicit weight of every key for every query, from the definition of each paper. For looking, not for speed.
+
+    Rows sum to one, whatever their sign, for every mechanism but `mala_released` and `nala_released`.
+
+    Args:
+        query: (B, N, H, D), in float16, bfloat16, float32 or float64.
+        key: (B, M, G, D), same dtype and device. G divides H.
+        mechanism: A registered name, or a `Mechanism`.
+        scale: Factor of the scores. None is the mechanism's own, D ** -0.5 for most.
+        causal: Whether query i sees keys 0 to i only. Needs N = M.
+        key_mask: (B, M), boolean. False takes a key out.
+        cu_seqlens_q: (S + 1,), int32 or int64. Where each of S sequences laid end to end begins. Needs B = 1.
+        cu_seqlens_k: The same for keys. Both or neither.
+        rotary: Cosines and sines, each (N, D). Needs N = M.
+
+    Returns:
+        The weights, (B, H, N, M) in the dtype of the query, zero where a query does not see a key.
+
+    Raises:
+        ValueError: If the arguments do not fit.
+
+    Example:
+        >>> import torch, affinear as af
+        >>> q, k = torch.randn(2, 1, 10, 4, 32).unbind()
+        >>> rows = af.weights(q, k, "mala").sum(-1)
+        >>> torch.allclose(rows, torch.ones_like(rows), atol=1e-5)
+        True
+    """
+    rule = find(mechanism)
+    check.check_tokens("key", key)
+    _check_scores(query, key, scale, causal, key_mask, cu_seqlens_q, cu_seqlens_k, rotary)
+    visible = visibility(query, key, causal, key_mask, cu_seqlens_q, cu_seqlens_k)
+    with _exact(query):
+        rows = reference.weights(*_widen(query, key), rule, _scale(scale, rule, query), visible, rotary)
+    return rows.to(query.dtype)
+
+
+def _engine(backend: str):
+    """The module that serves a call: `attention`, `summarize` and `attend` on checked inputs."""
+    return reference if check.check_backend(backend) == "reference" else torch_backend
+
+
+def _check_scores(
+    query: Tensor,
+    key: Tensor,
+    scale: float | None,
+    causal: bool,
+    key_mask: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    rotary: Rotary | None,
+) -> None:
+    """What `attention` and `weights` both need of queries and keys."""
+    check.check_query(query, key)
+    check.check_scale(scale)
+    check.check_causal(query, key, causal)
+    check.check_mask(key_mask, key, packed=cu_seqlens_q is not None or cu_seqlens_k is not None)
+    check.check_packing(query, key, cu_seqlens_q, cu_seqlens_k, causal)
+    check.check_rotary_lengths(rotary, query, key)
+    check.check_rotary(rotary, query, "query")
+
+
+def _exact(x: Tensor) -> torch.autocast:
+    """Autocast would round the statistics to half precision; inside, it is off."""
+    return torch.autocast(x.device.type, enabled=False)
+
+
+def _widen(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors in the dtype in which sums are kept."""
+    return tuple(x.to(check.statistics_dtype(x.dtype)) for x in tensors)
+
+
+def _scale(scale: float | None, mechanism: Mechanism, query: Tensor) -> float:
+    return mechanism.scale_for(query.shape[3]) if scale is None else float(scale)
+
+
+def _width(mechanism: Mechanism, tokens: Tensor) -> int:
+    """Width of the features that a mechanism makes of tokens, asked of none of them."""
+    return mechanism.key_map(tokens[:0].to(check.statistics_dtype(tokens.dtype))).shape[-1]

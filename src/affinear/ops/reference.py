@@ -1,0 +1,245 @@
+"""The definitions: explicit weight matrices from each paper's own rule. Quadratic, for truth and for looking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .mechanisms import GUARD, RELEASED_EPSILON, Mechanism
+from .packing import sequence_of_each_token, visibility
+from .rotary import Rotary, rotate
+from .state import State, merge
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of every query against every key, (B, H, N, M), zero where a key is out of sight.
+
+    Attributes:
+        plain: scale * phi(q) . phi(k).
+        rotated: The same of the rotated features; `plain` itself without rotary positions.
+        visible: Which keys each query sees, broadcastable to the scores.
+        count: How many keys each query sees, at least one so that it divides; broadcastable to (B, H, N, 1).
+    """
+
+    plain: Tensor
+    rotated: Tensor
+    visible: Tensor
+    count: Tensor
+
+    @property
+    def z(self) -> Tensor:
+        """Mean score of each query, (B, H, N, 1)."""
+        return self.plain.sum(-1, keepdim=True) / self.count
+
+
+def divide(scores: Scores) -> Tensor:
+    """Linear attention: each score over the sum of its row. What a vanishing sum leaves undecided is shared evenly."""
+    total = scores.plain.sum(-1, keepdim=True).clamp(min=0).maximum(GUARD * scores.count)
+    share = scores.rotated / total
+    return share + (1 - share.sum(-1, keepdim=True)) / scores.count
+
+
+def subtract(scores: Scores) -> Tensor:
+    """InLine: each score less the mean of its row, plus one n-th."""
+    mean = scores.rotated.sum(-1, keepdim=True) / scores.count
+    return (scores.rotated - mean + 1) / scores.count
+
+
+def magnify(scores: Scores) -> Tensor:
+    """MALA: beta * score - gamma with beta = 1 + 1 / S and gamma = S / n, written out as its two summands."""
+    mean = scores.rotated.sum(-1, keepdim=True) / scores.count
+    return divide(scores) + (scores.rotated - mean) / scores.count
+
+
+def magnify_as_released(scores: Scores) -> Tensor:
+    """MALA as its networks compute it: gamma knows nothing of the rotation, and 1e-6 guards the division."""
+    beta = 1 + 1 / (scores.z + RELEASED_EPSILON)
+    return (beta * scores.rotated - scores.z) / scores.count
+
+
+def divide_as_released(scores: Scores) -> Tensor:
+    """NaLaFormer as its networks compute it: rotated scores over the unrotated mean plus 1e-6."""
+    return scores.rotated / (scores.z + RELEASED_EPSILON) / scores.count
+
+
+def exponentiate(scores: Scores) -> Tensor:
+    """Softmax."""
+    logits = scores.rotated.masked_fill(~scores.visible, -torch.inf)
+    nothing = ~scores.visible.any(-1, keepdim=True)
+    return logits.masked_fill(nothing, 0).softmax(-1)
+
+
+def by_definition(scores: Scores, mechanism: Mechanism) -> Tensor:
+    """A mechanism that no paper wrote down for us: the mean, plus the gain times the centred scores."""
+    assert mechanism.gain is not None
+    z = scores.z
+    mean = scores.rotated.sum(-1, keepdim=True) / scores.count
+    floor = torch.ones_like(z) if mechanism.mean_weight is None else mechanism.mean_weight(z, mean)
+    return (floor + mechanism.gain(z) * (scores.rotated - mean)) / scores.count
+
+
+PAPER_RULES: dict[str, Callable[[Scores], Tensor]] = {
+    "linear": divide,
+    "relu": divide,
+    "focused": divide,
+    "nala": divide,
+    "nala_cosine": divide,
+    "inline": subtract,
+    "mala": magnify,
+    "mala_released": magnify_as_released,
+    "nala_released": divide_as_released,
+    "softmax": exponentiate,
+}
+
+
+def weights(
+    query: Tensor, key: Tensor, mechanism: Mechanism, scale: float, visible: Tensor, rotary: Rotary | None
+) -> Tensor:
+    """Weight of every key for every query, (B, H, N, M)."""
+    scores = _score(*_features(query, key, mechanism, visible, rotary), scale, visible)
+    rule = PAPER_RULES.get(mechanism.name)
+    rows = by_definition(scores, mechanism) if rule is None else rule(scores)
+    return rows.masked_fill(~visible, 0)
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mechanism: Mechanism,
+    scale: float,
+    causal: bool,
+    key_mask: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    rotary: Rotary | None,
+    initial_state: State | None,
+    return_state: bool,
+) -> tuple[Tensor, State | None]:
+    """Weights times values, (B, N, H, E), and the state of all keys if asked for."""
+    visible = visibility(query, key, causal, key_mask, cu_seqlens_q, cu_seqlens_k)
+    group = query.shape[2] // key.shape[2]
+    seen_value = value.masked_fill(_unseen(visible), 0).repeat_interleave(group, dim=2)
+    if initial_state is None:
+        rows = weights(query, key, mechanism, scale, visible, rotary)
+        out = torch.einsum("bhnm,bmhe->bnhe", rows, seen_value)
+    else:
+        _, features, _, rotated = _features(query, key, mechanism, visible, rotary)
+        own = _summarize_for_each(features, rotated, seen_value, visible, mechanism)
+        out = _attend(query, merge(_for_each(initial_state, query, cu_seqlens_q), own), scale, rotary)
+    if not return_state:
+        return out, None
+    state = summarize(key, value, mechanism=mechanism, key_mask=key_mask, cu_seqlens=cu_seqlens_k, rotary=rotary)
+    return out, state if initial_state is None else merge(initial_state, state)
+
+
+def summarize(
+    key: Tensor,
+    value: Tensor,
+    *,
+    mechanism: Mechanism,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    rotary: Rotary | None,
+) -> State:
+    """Count, means and two-sided covariance."""
+    present = torch.ones(key.shape[:2], dtype=torch.bool, device=key.device) if key_mask is None else key_mask
+    hidden = ~present[..., None, None]
+    if cu_seqlens is not None:
+        # Each sequence is a batch entry that sees its own part of the same tokens.
+        sequences = torch.arange(cu_seqlens.shape[0] - 1, device=key.device)
+        present = sequence_of_each_token(cu_seqlens, key.shape[1]) == sequences[:, None]
+    features = mechanism.key_map(key.masked_fill(hidden, 0))
+    rotated = features if rotary is None else rotate(features, rotary)
+    visible = present[:, None, None]
+    batch = (present.shape[0], -1, -1, -1)
+    state = _summarize_for_each(
+        features.expand(batch),
+        rotated.expand(batch) if rotary else features.expand(batch),
+        value.masked_fill(hidden, 0).expand(batch),
+        visible,
+        mechanism,
+    )
+    return state.map(lambda x: x[:, 0])
+
+
+def attend(query: Tensor, state: State, *, scale: float, cu_seqlens: Tensor | None, rotary: Rotary | None) -> Tensor:
+    """The mean value plus the gain times the covariance, (B, N, H, E)."""
+    return _attend(query, _for_each(state, query, cu_seqlens), scale, rotary)
+
+
+def _attend(query: Tensor, state: State, scale: float, rotary: Rotary | None) -> Tensor:
+    """The answer to each query of a state of its own: (B, N, H, ...)."""
+    mechanism = state.mechanism
+    assert mechanism.gain is not None
+    features = mechanism.query_map(query)
+    rotated = features if rotary is None else rotate(features, rotary)
+    z = scale * (features * state.key_mean).sum(-1, keepdim=True)
+    answer = mechanism.gain(z) * scale * (rotated[..., None] * state.covariance).sum(-2)
+    if mechanism.mean_weight is None:
+        return answer + state.value_mean
+    return answer + mechanism.mean_weight(z, scale * (rotated * state.centre).sum(-1, keepdim=True)) * state.value_mean
+
+
+def _for_each(state: State, query: Tensor, cu_seqlens: Tensor | None) -> State:
+    """A state (B, heads, ...), or (S, heads, ...) of packed sequences, laid out for each query as (B, N, H, ...)."""
+    state = state.map(lambda x: x.repeat_interleave(query.shape[2] // x.shape[1], dim=1))
+    if cu_seqlens is None:
+        return state.map(lambda x: x[:, None].expand(-1, query.shape[1], *x.shape[1:]))
+    sequence = sequence_of_each_token(cu_seqlens, query.shape[1])
+    return state.map(lambda x: x[sequence][None])
+
+
+def _features(
+    query: Tensor, key: Tensor, mechanism: Mechanism, visible: Tensor, rotary: Rotary | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Features of queries and keys and their rotated twins, with as many key heads as query heads."""
+    key = key.masked_fill(_unseen(visible), 0)
+    features_q = mechanism.query_map(query)
+    features_k = mechanism.key_map(key).repeat_interleave(query.shape[2] // key.shape[2], dim=2)
+    if rotary is None:
+        return features_q, features_k, features_q, features_k
+    return features_q, features_k, rotate(features_q, rotary), rotate(features_k, rotary)
+
+
+def _score(
+    features_q: Tensor, features_k: Tensor, rotated_q: Tensor, rotated_k: Tensor, scale: float, visible: Tensor
+) -> Scores:
+    def product(q: Tensor, k: Tensor) -> Tensor:
+        return scale * torch.einsum("bnhf,bmhf->bhnm", q, k).masked_fill(~visible, 0)
+
+    plain = product(features_q, features_k)
+    rotated = plain if rotated_k is features_k else product(rotated_q, rotated_k)
+    return Scores(plain, rotated, visible, visible.sum(-1, keepdim=True).clamp(min=1))
+
+
+def _unseen(visible: Tensor) -> Tensor:
+    """Keys that nobody sees, (B or 1, M, 1, 1): they may hold anything, even NaN, which a zero weight would not remove."""
+    return ~visible.any(dim=-2)[:, 0, :, None, None]
+
+
+def _summarize_for_each(
+    features: Tensor, rotated: Tensor, value: Tensor, visible: Tensor, mechanism: Mechanism
+) -> State:
+    """The state of the keys that each query sees, (B, N, H, ...)."""
+    count = visible.sum(-1)[:, 0, :, None]
+    share = (visible[:, 0] / count.clamp(min=1)).to(value.dtype).expand(value.shape[0], -1, -1)
+
+    def mean(x: Tensor) -> Tensor:
+        return torch.einsum("bnm,bmhf->bnhf", share, x)
+
+    centre, value_mean = mean(rotated), mean(value)
+    moment = torch.einsum("bnm,bmhf,bmhe->bnhfe", share, rotated, value)
+    return State(
+        count=count.expand(value.shape[0], -1, value.shape[2]),
+        key_mean=mean(features),
+        value_mean=value_mean,
+        covariance=moment - centre[..., None] * value_mean[..., None, :],
+        mechanism=mechanism,
+        rotated_key_mean=None if rotated is features else centre,
+    )

@@ -1,0 +1,232 @@
+"""The state of a linear attention: all that a query needs to know about any number of keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from .mechanisms import Mechanism, find
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """Count, means and covariance of keys and values. States of disjoint tokens merge exactly with `+` or `sum`.
+
+    Statistics are float32, or float64 where the tokens were float64. B is the batch (packed sequences: their number),
+    H the number of key/value heads, F the width of the features, E the width of the values.
+
+    Attributes:
+        count: Number of keys, (B, H), int64.
+        key_mean: Mean feature of the keys, (B, H, F), before any rotation.
+        value_mean: Mean value, (B, H, E).
+        covariance: Mean of (phi(k) - its mean) (v - v_mean)^T, (B, H, F, E), taken of the rotated features if there are any.
+        mechanism: What made the features.
+        rotated_key_mean: Mean of the rotated features, (B, H, F), or None without rotary positions.
+
+    Example:
+        >>> import torch, affinear as af
+        >>> k, v = torch.randn(2, 1, 100, 4, 8).unbind()
+        >>> state = af.summarize(k[:, :30], v[:, :30]) + af.summarize(k[:, 30:], v[:, 30:])
+        >>> torch.allclose(state.covariance, af.summarize(k, v).covariance, atol=1e-5)
+        True
+        >>> state.count.tolist()
+        [[100, 100, 100, 100]]
+    """
+
+    count: Tensor
+    key_mean: Tensor
+    value_mean: Tensor
+    covariance: Tensor
+    mechanism: Mechanism
+    rotated_key_mean: Tensor | None = None
+
+    @property
+    def centre(self) -> Tensor:
+        """The mean that the covariance was taken about on the key side."""
+        return self.key_mean if self.rotated_key_mean is None else self.rotated_key_mean
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the statistics."""
+        return self.covariance.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the state lives."""
+        return self.covariance.device
+
+    def __add__(self, other: State) -> State:
+        if not isinstance(other, State):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return NotImplemented
+        _check_mergeable(self, other)
+        return merge(self, other)
+
+    def __radd__(self, other: object) -> State:
+        # sum(...) starts from the integer zero.
+        return self if isinstance(other, int) and other == 0 else NotImplemented
+
+    def to(self, *args: Any, **kwargs: Any) -> State:
+        """Move or cast as `Tensor.to` does; the count moves but stays int64."""
+        moved = self.map(lambda x: x.to(*args, **kwargs) if x.is_floating_point() else x)
+        return replace(moved, count=moved.count.to(moved.device))
+
+    def detach(self) -> State:
+        """The same numbers, cut off from the graph: what a training loop over long streams carries on."""
+        return self.map(Tensor.detach)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> State:
+        """The state with the function applied to each of its tensors."""
+        children, context = _flatten(self)
+        return _unflatten([function(child) for child in children], context)
+
+    def all_reduce(self, group: dist.ProcessGroup | None = None) -> State:
+        """Merge the states of all ranks of a group; every rank gets the whole.
+
+        What travels is the state, F * E + F + E + 1 numbers per head (F more with rotary positions), whatever the
+        number of tokens. The result is differentiable: a rank's gradient is that of the sum of all ranks' losses.
+
+        Args:
+            group: A `torch.distributed` process group; None is the default one.
+
+        Returns:
+            The state of all ranks' tokens.
+
+        Example:
+            >>> import torch, affinear as af
+            >>> def attention_over_all_ranks(query, key, value):  # each rank holds its own tokens
+            ...     return af.attend(query, af.summarize(key, value).all_reduce())
+        """
+        if not (dist.is_available() and dist.is_initialized()):
+            raise ValueError("group: expected torch.distributed to be initialised; call init_process_group first")
+        count = self.count.clone()
+        dist.all_reduce(count, group=group)
+        share = (self.count / count.clamp(min=1)).to(self.dtype)[..., None]
+        means = [mean for mean in (self.key_mean, self.value_mean, self.rotated_key_mean) if mean is not None]
+        total = _all_reduce_sum(share * torch.cat(means, dim=-1), group)
+        key_mean, value_mean, *rotated = total.split([mean.shape[-1] for mean in means], dim=-1)
+        whole = replace(
+            self, count=count, key_mean=key_mean, value_mean=value_mean, rotated_key_mean=next(iter(rotated), None)
+        )
+        # The covariance is taken about the means of all, so that nothing large is left to cancel.
+        between = _outer(self.centre - whole.centre, self.value_mean - whole.value_mean)
+        covariance = _all_reduce_sum(share[..., None] * (self.covariance + between), group)
+        return replace(whole, covariance=covariance)
+
+
+def where(condition: Tensor, a: State, b: State) -> State:
+    """Per batch entry (B,), the state a where the condition holds and b elsewhere."""
+    children_a, context = _flatten(a)
+    children_b, _ = _flatten(b)
+    return _unflatten(
+        [
+            torch.where(condition.view(-1, *[1] * (x.ndim - 1)), x, y)
+            for x, y in zip(children_a, children_b, strict=True)
+        ],
+        context,
+    )
+
+
+def merge(a: State, b: State) -> State:
+    """The state of two disjoint sets of tokens; leading dimensions broadcast."""
+    count = a.count + b.count
+    share_a = (a.count / count.clamp(min=1)).to(a.dtype)[..., None]
+    share_b = (b.count / count.clamp(min=1)).to(a.dtype)[..., None]
+
+    def mean(x: Tensor, y: Tensor) -> Tensor:
+        return share_a * x + share_b * y
+
+    between = _outer(share_a * (b.centre - a.centre), share_b * (b.value_mean - a.value_mean))
+    rotated = None
+    if a.rotated_key_mean is not None and b.rotated_key_mean is not None:
+        rotated = mean(a.rotated_key_mean, b.rotated_key_mean)
+    return State(
+        count=count,
+        key_mean=mean(a.key_mean, b.key_mean),
+        value_mean=mean(a.value_mean, b.value_mean),
+        covariance=share_a[..., None] * a.covariance + share_b[..., None] * b.covariance + between,
+        mechanism=a.mechanism,
+        rotated_key_mean=rotated,
+    )
+
+
+def _outer(x: Tensor, y: Tensor) -> Tensor:
+    return x[..., :, None] * y[..., None, :]
+
+
+def _check_mergeable(a: State, b: State) -> None:
+    if a.mechanism != b.mechanism:
+        raise ValueError(
+            f"state: expected two states of one mechanism, got {a.mechanism.name!r} and {b.mechanism.name!r}; "
+            "summarize both with the same one"
+        )
+    if (a.rotated_key_mean is None) != (b.rotated_key_mean is None):
+        raise ValueError(
+            "state: expected both states with rotary or both without, got one of each; pass rotary= to both"
+        )
+    if a.covariance.shape != b.covariance.shape:
+        raise ValueError(
+            f"state: expected covariances of one shape (B, H, F, E), got {tuple(a.covariance.shape)} and "
+            f"{tuple(b.covariance.shape)}; merge states of the same batch, heads and widths"
+        )
+    if a.dtype != b.dtype or a.device != b.device:
+        raise ValueError(
+            f"state: expected one dtype and device, got {a.dtype} on {a.device} and {b.dtype} on {b.device}; "
+            "move one with .to()"
+        )
+
+
+class _AllReduceSum(torch.autograd.Function):
+    """Sum over ranks; so is its gradient, because every rank's loss depends on every rank's summand."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        ctx.group = group
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _all_reduce_sum(grads[0], ctx.group), None
+
+
+def _all_reduce_sum(x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    return _AllReduceSum.apply(x, group)  # pyright: ignore[reportReturnType, reportUnknownMemberType]
+
+
+_Context = tuple[Mechanism, bool]
+
+
+def _flatten(state: State) -> tuple[list[Tensor], _Context]:
+    children = [state.count, state.key_mean, state.value_mean, state.covariance]
+    if state.rotated_key_mean is not None:
+        children.append(state.rotated_key_mean)
+    return children, (state.mechanism, state.rotated_key_mean is not None)
+
+
+def _flatten_with_keys(state: State) -> tuple[list[tuple[pytree.KeyEntry, Tensor]], _Context]:
+    children, context = _flatten(state)
+    names = ("count", "key_mean", "value_mean", "covariance", "rotated_key_mean")
+    return [(pytree.GetAttrKey(name), child) for name, child in zip(names, children, strict=False)], context
+
+
+def _unflatten(children: Iterable[Tensor], context: _Context) -> State:
+    count, key_mean, value_mean, covariance, *rotated = children
+    return State(count, key_mean, value_mean, covariance, context[0], rotated[0] if context[1] else None)
+
+
+pytree.register_pytree_node(
+    State,
+    _flatten,
+    _unflatten,
+    serialized_type_name="affinear.State",
+    to_dumpable_context=lambda context: (context[0].name, context[1]),
+    from_dumpable_context=lambda dumped: (find(dumped[0]), dumped[1]),
+    flatten_with_keys_fn=_flatten_with_keys,
+)
