@@ -19,7 +19,7 @@ def main() -> None:
     """Run the command line; where its packages are missing, say in one sentence how to get them."""
     missing = [name for name in NEEDS if find_spec(name) is None]
     if missing:
-        _stop(f"The affinear command needs {', '.join(missing)}, which come with pip install 'affinear[lens]'.")
+        _stop(f"The affinear command needs {' and '.join(missing)}: pip install 'affinear[lens]'")
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a pipe of a narrower encoding loses a sign, not the whole answer
     build_app()()

@@ -130,7 +130,7 @@ def attention(
         out = torch.einsum("bhnm,bmhe->bnhe", rows, seen_value)
     else:
         _, features, _, rotated = _features(query, key, mechanism, visible, rotary)
-        own = _summarize_for_each(features, rotated, seen_value, visible, mechanism)
+        own = _summarize_for_each(features, None if rotary is None else rotated, seen_value, visible, mechanism)
         out = _attend(query, merge(_for_each(initial_state, query, cu_seqlens_q), own), scale, rotary)
     if not return_state:
         return out, None
@@ -155,14 +155,12 @@ def summarize(
         sequences = torch.arange(cu_seqlens.shape[0] - 1, device=key.device)
         present = sequence_of_each_token(cu_seqlens, key.shape[1]) == sequences[:, None]
     features = mechanism.key_map(key.masked_fill(hidden, 0))
-    rotated = features if rotary is None else rotate(features, rotary)
-    visible = present[:, None, None]
     batch = (present.shape[0], -1, -1, -1)
     state = _summarize_for_each(
         features.expand(batch),
-        rotated.expand(batch) if rotary else features.expand(batch),
+        None if rotary is None else rotate(features, rotary).expand(batch),
         value.masked_fill(hidden, 0).expand(batch),
-        visible,
+        present[:, None, None],
         mechanism,
     )
     return state.map(lambda x: x[:, 0])
@@ -215,7 +213,8 @@ def _score(
 
     plain = product(features_q, features_k)
     rotated = plain if rotated_k is features_k else product(rotated_q, rotated_k)
-    return Scores(plain, rotated, visible, visible.sum(-1, keepdim=True).clamp(min=1))
+    count = visible.sum(-1, keepdim=True).clamp(min=1)
+    return Scores(plain, rotated, visible, count.to(plain.dtype))
 
 
 def _unseen(visible: Tensor) -> Tensor:
@@ -224,22 +223,23 @@ def _unseen(visible: Tensor) -> Tensor:
 
 
 def _summarize_for_each(
-    features: Tensor, rotated: Tensor, value: Tensor, visible: Tensor, mechanism: Mechanism
+    features: Tensor, rotated: Tensor | None, value: Tensor, visible: Tensor, mechanism: Mechanism
 ) -> State:
     """The state of the keys that each query sees, (B, N, H, ...)."""
     count = visible.sum(-1)[:, 0, :, None]
-    share = (visible[:, 0] / count.clamp(min=1)).to(value.dtype).expand(value.shape[0], -1, -1)
+    share = (visible[:, 0].to(value.dtype) / count.clamp(min=1)).expand(value.shape[0], -1, -1)
 
     def mean(x: Tensor) -> Tensor:
         return torch.einsum("bnm,bmhf->bnhf", share, x)
 
-    centre, value_mean = mean(rotated), mean(value)
-    moment = torch.einsum("bnm,bmhf,bmhe->bnhfe", share, rotated, value)
+    key_mean, value_mean = mean(features), mean(value)
+    centre = key_mean if rotated is None else mean(rotated)
+    moment = torch.einsum("bnm,bmhf,bmhe->bnhfe", share, features if rotated is None else rotated, value)
     return State(
         count=count.expand(value.shape[0], -1, value.shape[2]),
-        key_mean=mean(features),
+        key_mean=key_mean,
         value_mean=value_mean,
         covariance=moment - centre[..., None] * value_mean[..., None, :],
         mechanism=mechanism,
-        rotated_key_mean=None if rotated is features else centre,
+        rotated_key_mean=None if rotated is None else centre,
     )

@@ -106,7 +106,7 @@ class State:
             raise ValueError("group: expected torch.distributed to be initialised; call init_process_group first")
         count = self.count.clone()
         dist.all_reduce(count, group=group)
-        share = (self.count / count.clamp(min=1)).to(self.dtype)[..., None]
+        share = fraction(self.count, count, self.dtype)[..., None]
         means = [mean for mean in (self.key_mean, self.value_mean, self.rotated_key_mean) if mean is not None]
         total = _all_reduce_sum(share * torch.cat(means, dim=-1), group)
         key_mean, value_mean, *rotated = total.split([mean.shape[-1] for mean in means], dim=-1)
@@ -132,11 +132,16 @@ def where(condition: Tensor, a: State, b: State) -> State:
     )
 
 
+def fraction(part: Tensor, whole: Tensor, dtype: torch.dtype) -> Tensor:
+    """part / whole of two counts, zero where there is nothing."""
+    return part.to(dtype) / whole.clamp(min=1).to(dtype)
+
+
 def merge(a: State, b: State) -> State:
     """The state of two disjoint sets of tokens; leading dimensions broadcast."""
     count = a.count + b.count
-    share_a = (a.count / count.clamp(min=1)).to(a.dtype)[..., None]
-    share_b = (b.count / count.clamp(min=1)).to(a.dtype)[..., None]
+    share_a = fraction(a.count, count, a.dtype)[..., None]
+    share_b = fraction(b.count, count, a.dtype)[..., None]
 
     def mean(x: Tensor, y: Tensor) -> Tensor:
         return share_a * x + share_b * y

@@ -15,7 +15,7 @@ from torch import Tensor
 from .mechanisms import Mechanism
 from .packing import Chunks, packed_chunks, plain_chunks, visibility
 from .rotary import Rotary, rotate
-from .state import State, merge, where
+from .state import State, fraction, merge, where
 
 CHUNK = 64  # tokens; scores within a chunk then cost as much as the states between chunks
 
@@ -273,7 +273,7 @@ def _merge_sequences(chunk: State, chunks: Chunks) -> State:
         return x[sequence].transpose(0, 1)[None]
 
     count = gather(chunk.count)
-    share = (chunk.count / spread(count).clamp(min=1)).to(chunk.dtype)[..., None]
+    share = fraction(chunk.count, spread(count), chunk.dtype)[..., None]
     whole = chunk.map(lambda x: gather(share * x) if x.ndim == 4 else count)
     between = (chunk.centre - spread(whole.centre))[..., None] * (chunk.value_mean - spread(whole.value_mean))[
         ..., None, :
