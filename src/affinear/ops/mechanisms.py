@@ -155,7 +155,7 @@ def released_one_plus_reciprocal(z: Tensor) -> Tensor:
 
 def released_mala_mean(z: Tensor, rotated_z: Tensor) -> Tensor:
     """Weight of the mean value in the released MAViT: beta times the rotated z, less the unrotated one."""
-    return released_one_plus_reciprocal(z) * rotated_z - z
+    return rotated_z * released_reciprocal(z) + (rotated_z - z)
 
 
 def released_nala_mean(z: Tensor, rotated_z: Tensor) -> Tensor:

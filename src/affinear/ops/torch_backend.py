@@ -119,26 +119,37 @@ def causal_attention(
 
     features_q, rotated_q = _rows(query, mechanism, heads, rotary, chunks)
     group = query.shape[2] // heads
-    scores = (rotated_q @ rotated.mT).unflatten(-2, (group, chunks.size)).tril()
-    seen = past.count[..., None] + filled.cumsum(-1)
-    n = seen.clamp(min=1)[..., None].to(value.dtype)
-    shift = (past.value_sum[..., None, :] + past.shifted.cumsum(-2)) / n  # mean of what is seen, from the reference
 
-    def rowwise(x: Tensor) -> Tensor:
+    def by_query(x: Tensor) -> Tensor:
         return x.unflatten(-2, (group, chunks.size))
 
-    rotated_sum = scores.sum(-1, keepdim=True) + rowwise(rotated_q @ past.rotated_sum[..., None])
-    rotated_z = scale * rotated_sum / n[..., None, :, :]
+    # Each row merges two states, of the chunks before its own and of the keys up to itself within it.
+    own_count = filled.cumsum(-1)
+    count = past.count[..., None] + own_count
+    n = count.clamp(min=1)[..., None, :, None].to(value.dtype)
+    own_n = own_count.clamp(min=1)[..., None, :, None].to(value.dtype)
+    own_share = own_count[..., None, :, None] / n
+    past_share = past.count[..., None, None, None] / n
+
+    scores = by_query(rotated_q @ rotated.mT).tril()
+    own_score = scores.sum(-1, keepdim=True) / own_n
+    past_score = by_query(rotated_q @ past.centre[..., None])
+    rotated_z = scale * (past_share * past_score + own_share * own_score)
     z = rotated_z
     if rotary is not None:
-        running = past.key_sum[..., None, :] + features.cumsum(-2)
-        z = scale * (rowwise(features_q) * running[..., None, :, :]).sum(-1, keepdim=True) / n[..., None, :, :]
-    moment = rowwise(rotated_q @ past.moment + scores.flatten(-3, -2) @ past.shifted)
-    signal = scale * moment / n[..., None, :, :] - rotated_z * shift[..., None, :, :]
-    mean = past.reference[..., None, :] + shift
+        key_sum = past.key_sum[..., None, :] + features.cumsum(-2)
+        z = scale * (by_query(features_q) * key_sum[..., None, :, :]).sum(-1, keepdim=True) / n
+
+    visible = filled[..., None, None, :].to(value.dtype).expand(*filled.shape[:-1], 1, chunks.size, chunks.size).tril()
+    scores = torch.addcmul(scores, own_score, visible, value=-1)
+    own_mean = past.values.cumsum(-2)[..., None, :, :] / own_n
+    past_mean = past.value_mean[..., None, None, :]
+    scatter = by_query(rotated_q @ past.scatter + scores.flatten(-3, -2) @ past.values)
+    between = past_share * own_share * (own_score - past_score) * (own_mean - past_mean)
+    mean = past.reference[..., None, None, :] + past_share * past_mean + own_share * own_mean
     if key_mask is not None:
-        mean = mean.masked_fill(seen[..., None] == 0, 0)
-    out = _answer(z, rotated_z, signal, mean[..., None, :, :], mechanism)
+        mean = mean.masked_fill(count[..., None, :, None] == 0, 0)
+    out = _answer(z, rotated_z, scale * (scatter / n + between), mean, mechanism)
     return _tokens(out.flatten(-3, -2), group, chunks), past.final
 
 
@@ -160,17 +171,17 @@ def softmax(query: Tensor, key: Tensor, value: Tensor, scale: float, visible: Te
 class _Past:
     """What the queries of each chunk know from the chunks before it; T is the chunk axis.
 
-    Values are told from a reference, the mean of all values up to the end of the chunk: answers do not depend on it,
-    but what is left to add up is small.
+    Values are told from a reference, the mean of all up to the end of the chunk: answers do not depend on it, but what
+    is left to add up is small.
     """
 
     count: Tensor  # (B, H, T)
-    key_sum: Tensor  # (B, H, T, F)
-    rotated_sum: Tensor  # (B, H, T, F)
-    value_sum: Tensor  # (B, H, T, E), of v - reference
-    moment: Tensor  # (B, H, T, F, E), sum of phi(k) (v - reference)^T
+    key_sum: Tensor  # (B, H, T, F), of unrotated features
+    centre: Tensor  # (B, H, T, F), mean of rotated features
+    value_mean: Tensor  # (B, H, T, E), from the reference
+    scatter: Tensor  # (B, H, T, F, E), the covariance times the count
     reference: Tensor  # (B, H, T, E)
-    shifted: Tensor  # (B, H, T, C, E), the chunk's own v - reference
+    values: Tensor  # (B, H, T, C, E), the chunk's own values from the reference
     final: State
 
 
@@ -186,26 +197,24 @@ def _scan(
     """Welford's update, a chunk at a time: cumulative sums of what each chunk adds."""
     start = _start(features, value, mechanism, initial, rotated is not features, chunks)
     n0 = start.count[..., None].to(value.dtype)
-    own_count = filled.sum(-1).expand(features.shape[:3])
+    count, count_after = _running(filled.sum(-1).expand(features.shape[:3]), start.count, chunks)
+    n = count.clamp(min=1)[..., None].to(value.dtype)
+    n_after = count_after.clamp(min=1)[..., None].to(value.dtype)
 
-    count, count_after = _running(own_count, start.count, chunks)
     key_sum, key_sum_after = _running(features.sum(-2), n0 * start.key_mean, chunks)
     rotated_sum, rotated_sum_after = key_sum, key_sum_after
     if rotated is not features:
         rotated_sum, rotated_sum_after = _running(rotated.sum(-2), n0 * start.centre, chunks)
     _, value_sum_after = _running(value.sum(-2), n0 * start.value_mean, chunks)
+    centre, reference = rotated_sum / n, value_sum_after / n_after
 
-    n_after = count_after.clamp(min=1)[..., None].to(value.dtype)
-    reference = value_sum_after / n_after
-    shifted = (value - reference[..., None, :]).masked_fill(~filled[..., None], 0)
-    # Everything up to the end of the chunk sums to nothing about its own mean, so what came before is the negative.
-    value_sum = -shifted.sum(-2)
-    centre = rotated_sum / count.clamp(min=1)[..., None].to(value.dtype)
+    values = torch.addcmul(value, reference[..., None, :], filled[..., None].to(value.dtype), value=-1)
+    # About their own mean all values up to the end of the chunk sum to nothing: those before it sum to the negative.
+    value_sum = -values.sum(-2)
     # The sum over the chunk of (phi(k) - mean before it) (v - mean after it)^T.
-    added = rotated.mT @ shifted + centre[..., None] * value_sum[..., None, :]
+    added = rotated.mT @ values + centre[..., None] * value_sum[..., None, :]
     scatter, scatter_after = _running(added, n0[..., None] * start.covariance, chunks)
-
-    final = State(
+    after = State(
         count=count_after,
         key_mean=key_sum_after / n_after,
         value_mean=reference,
@@ -213,8 +222,8 @@ def _scan(
         mechanism=mechanism,
         rotated_key_mean=None if rotated is features else rotated_sum_after / n_after,
     )
-    moment = scatter + centre[..., None] * value_sum[..., None, :]
-    return _Past(count, key_sum, rotated_sum, value_sum, moment, reference, shifted, _last(final, start, chunks))
+    final = _last(after, start, chunks)
+    return _Past(count, key_sum, centre, value_sum / n, scatter, reference, values, final)
 
 
 def _start(
@@ -289,12 +298,14 @@ def _moments(features: Tensor, rotated: Tensor, value: Tensor, filled: Tensor | 
     else:
         count = filled.sum(-1).expand(lead)
     n = count.clamp(min=1)[..., None].to(value.dtype)
-    value_mean = value.sum(-2) / n
-    # One side is enough: the features' own mean times values that sum to nothing is nothing.
-    covariance = rotated.mT @ (value - value_mean[..., None, :]) / n[..., None]
-    key_mean = features.sum(-2) / n
-    rotated_mean = None if rotated is features else rotated.sum(-2) / n
-    return State(count, key_mean, value_mean, covariance, mechanism, rotated_mean)
+    key_mean, value_mean = features.sum(-2) / n, value.sum(-2) / n
+    centre = key_mean if rotated is features else rotated.sum(-2) / n
+    # One side would do in exact arithmetic; centring both keeps the rounding of the means out of the result.
+    keys, values = rotated - centre[..., None, :], value - value_mean[..., None, :]
+    if filled is not None:
+        keys = keys.masked_fill(~filled[..., None], 0)
+    covariance = keys.mT @ values / n[..., None]
+    return State(count, key_mean, value_mean, covariance, mechanism, None if rotated is features else centre)
 
 
 def _chunks(x: Tensor, size: int, cu_seqlens: Tensor | None) -> Chunks:
