@@ -11,6 +11,7 @@ from . import reference, torch_backend
 from . import validation as check
 from .mechanisms import Mechanism, find
 from .packing import visibility
+from .precision import widen
 from .rotary import Rotary
 from .state import State
 
@@ -114,7 +115,9 @@ def attention(
         check.check_state_widths("initial_state", initial_state, key.shape[2], _width(rule, key), value.shape[3])
     with _exact(query):
         out, state = engine.attention(
-            *_widen(query, key, value),
+            query,
+            key,
+            value,
             mechanism=rule,
             scale=_scale(scale, rule, query),
             causal=causal,
@@ -171,9 +174,7 @@ def summarize(
     check.check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, "key", key)
     check.check_rotary(rotary, key, "key")
     with _exact(key):
-        return engine.summarize(
-            *_widen(key, value), mechanism=rule, key_mask=key_mask, cu_seqlens=cu_seqlens_k, rotary=rotary
-        )
+        return engine.summarize(key, value, mechanism=rule, key_mask=key_mask, cu_seqlens=cu_seqlens_k, rotary=rotary)
 
 
 def attend(
@@ -220,7 +221,7 @@ def attend(
     check.check_state_widths("state", state, heads, _width(state.mechanism, query), None)
     with _exact(query):
         out = engine.attend(
-            *_widen(query), state, scale=_scale(scale, state.mechanism, query), cu_seqlens=cu_seqlens_q, rotary=rotary
+            query, state, scale=_scale(scale, state.mechanism, query), cu_seqlens=cu_seqlens_q, rotary=rotary
         )
     return out.to(query.dtype)
 
@@ -270,7 +271,7 @@ def weights(
     _check_scores(query, key, scale, causal, key_mask, cu_seqlens_q, cu_seqlens_k, rotary)
     visible = visibility(query, key, causal, key_mask, cu_seqlens_q, cu_seqlens_k)
     with _exact(query):
-        rows = reference.weights(*_widen(query, key), rule, _scale(scale, rule, query), visible, rotary)
+        rows = reference.weights(query, key, rule, _scale(scale, rule, query), visible, rotary)
     return rows.to(query.dtype)
 
 
@@ -304,15 +305,10 @@ def _exact(x: Tensor) -> torch.autocast:
     return torch.autocast(x.device.type, enabled=False)
 
 
-def _widen(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors in the dtype in which sums are kept."""
-    return tuple(x.to(check.statistics_dtype(x.dtype)) for x in tensors)
-
-
 def _scale(scale: float | None, mechanism: Mechanism, query: Tensor) -> float:
     return mechanism.scale_for(query.shape[3]) if scale is None else float(scale)
 
 
 def _width(mechanism: Mechanism, tokens: Tensor) -> int:
     """Width of the features that a mechanism makes of tokens, asked of none of them."""
-    return mechanism.key_map(tokens[:0].to(check.statistics_dtype(tokens.dtype))).shape[-1]
+    return mechanism.key_map(widen(tokens[:0])).shape[-1]

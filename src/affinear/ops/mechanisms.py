@@ -194,6 +194,11 @@ _BUILT_IN = (
 _registry: dict[str, Mechanism] = {mechanism.name: mechanism for mechanism in _BUILT_IN}
 
 
+def is_built_in(mechanism: Mechanism) -> bool:
+    """Whether it came with the library, so that its maps are known to hold no parameters."""
+    return mechanism in _BUILT_IN
+
+
 def register(mechanism: Mechanism) -> Mechanism:
     """Make a mechanism known by its name, and return it.
 

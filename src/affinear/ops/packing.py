@@ -56,6 +56,8 @@ class Chunks:
         """(B, N, ...) -> (B, T, C, ...), with arbitrary finite numbers in empty slots."""
         if self.packed is None or self.length == 0:
             missing = self.number * self.size - self.length
+            if not (torch.compiler.is_compiling() or missing):
+                return x.unflatten(1, (self.number, self.size))
             padding = [0, 0] * (x.ndim - 2) + [0, missing]
             return F.pad(x, padding).unflatten(1, (self.number, self.size))
         return x.index_select(1, self.packed.token.flatten()).unflatten(1, (self.number, self.size))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .mechanisms import GUARD, RELEASED_EPSILON, Mechanism
 from .packing import sequence_of_each_token, visibility
+from .precision import widen
 from .rotary import Rotary, rotate
 from .state import State, merge
 
@@ -100,6 +101,7 @@ def weights(
     query: Tensor, key: Tensor, mechanism: Mechanism, scale: float, visible: Tensor, rotary: Rotary | None
 ) -> Tensor:
     """Weight of every key for every query, (B, H, N, M)."""
+    query, key = widen(query), widen(key)
     scores = _score(*_features(query, key, mechanism, visible, rotary), scale, visible)
     rule = PAPER_RULES.get(mechanism.name)
     rows = by_definition(scores, mechanism) if rule is None else rule(scores)
@@ -122,6 +124,7 @@ def attention(
     return_state: bool,
 ) -> tuple[Tensor, State | None]:
     """Weights times values, (B, N, H, E), and the state of all keys if asked for."""
+    query, key, value = widen(query), widen(key), widen(value)
     visible = visibility(query, key, causal, key_mask, cu_seqlens_q, cu_seqlens_k)
     group = query.shape[2] // key.shape[2]
     seen_value = value.masked_fill(_unseen(visible), 0).repeat_interleave(group, dim=2)
@@ -148,6 +151,7 @@ def summarize(
     rotary: Rotary | None,
 ) -> State:
     """Count, means and two-sided covariance."""
+    key, value = widen(key), widen(value)
     present = torch.ones(key.shape[:2], dtype=torch.bool, device=key.device) if key_mask is None else key_mask
     hidden = ~present[..., None, None]
     if cu_seqlens is not None:
@@ -168,6 +172,7 @@ def summarize(
 
 def attend(query: Tensor, state: State, *, scale: float, cu_seqlens: Tensor | None, rotary: Rotary | None) -> Tensor:
     """The mean value plus the gain times the covariance, (B, N, H, E)."""
+    query = widen(query)
     return _attend(query, _for_each(state, query, cu_seqlens), scale, rotary)
 
 

@@ -119,19 +119,6 @@ class State:
         return replace(whole, covariance=covariance)
 
 
-def where(condition: Tensor, a: State, b: State) -> State:
-    """Per batch entry (B,), the state a where the condition holds and b elsewhere."""
-    children_a, context = _flatten(a)
-    children_b, _ = _flatten(b)
-    return _unflatten(
-        [
-            torch.where(condition.view(-1, *[1] * (x.ndim - 1)), x, y)
-            for x, y in zip(children_a, children_b, strict=True)
-        ],
-        context,
-    )
-
-
 def fraction(part: Tensor, whole: Tensor, dtype: torch.dtype) -> Tensor:
     """part / whole of two counts, zero where there is nothing."""
     return part.to(dtype) / whole.clamp(min=1).to(dtype)

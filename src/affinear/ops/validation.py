@@ -6,16 +6,12 @@ import torch
 from torch import Tensor
 
 from .mechanisms import Mechanism
+from .precision import statistics_dtype
 from .rotary import Rotary
 from .state import State
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 BACKENDS = ("auto", "reference", "torch", "triton")
-
-
-def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Type in which sums are kept: float64 for float64, float32 for everything else."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def check_backend(backend: str) -> str:

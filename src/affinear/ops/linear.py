@@ -1,0 +1,365 @@
+"""The formula over whole tensors, in linear time: summarize, attend, and the causal scan. Inputs are float32 or float64.
+
+Inside, heads come before tokens: (B, H, N, D), and (B, H, T, C, D) in chunks. Queries that share a key head lie side by
+side as rows of one matrix, so that grouped heads cost no copies of keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .mechanisms import Mechanism
+from .packing import Chunks, packed_chunks, plain_chunks
+from .precision import widen
+from .rotary import Rotary, rotate
+from .state import State, fraction
+
+CHUNK = 64  # tokens; scores within a chunk then cost as much as the states between chunks
+
+
+def summarize(
+    key: Tensor,
+    value: Tensor,
+    *,
+    mechanism: Mechanism,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    rotary: Rotary | None = None,
+    chunk: int = CHUNK,
+) -> State:
+    """The state of keys (B, M, H, D) and values (B, M, H, E)."""
+    key, value = widen(key), widen(value)
+    if cu_seqlens is None:
+        features, rotated, value = _keys_and_values(key, value, mechanism, key_mask, rotary)
+        filled = None if key_mask is None else key_mask[:, None]
+        return _moments(features, rotated, value, filled, mechanism)
+    chunks = _chunks(key, chunk, cu_seqlens)
+    features, rotated, value = _keys_and_values(key, value, mechanism, None, rotary, chunks)
+    return _merge_sequences(_moments(features, rotated, value, chunks.filled, mechanism), chunks)
+
+
+def summarize_backward(
+    key: Tensor, value: Tensor, state: State, grad: State, key_mask: Tensor | None, rotary: Rotary | None
+) -> tuple[Tensor, Tensor]:
+    """Gradients of some of the keys and values that a state was made of, from those of the state.
+
+    Moving one token moves the means by one n-th, and the covariance as if the means stood still: what the means do to
+    it sums to nothing.
+    """
+    with torch.enable_grad():
+        key = key.detach().requires_grad_()
+        features, rotated, values = _keys_and_values(widen(key), widen(value), state.mechanism, key_mask, rotary)
+    n = state.count.clamp(min=1)[..., None, None].to(state.dtype)
+    with torch.no_grad():
+        values = values - state.value_mean[..., None, :]
+        keys = rotated - state.centre[..., None, :]
+        grad_value = (grad.value_mean[..., None, :] + keys @ grad.covariance) / n
+        grad_rotated = values @ (grad.covariance / n).mT
+        grad_features = grad.key_mean[..., None, :] / n
+        if grad.rotated_key_mean is not None:
+            grad_rotated += grad.rotated_key_mean[..., None, :] / n
+            outputs, grads = (features, rotated), (grad_features.expand_as(features), grad_rotated)
+        else:
+            outputs, grads = (features,), (grad_rotated + grad_features,)
+        grad_value = grad_value.transpose(1, 2)
+        if key_mask is not None:
+            grad_value = grad_value.masked_fill(~key_mask[..., None, None], 0)
+    return torch.autograd.grad(outputs, key, grads)[0], grad_value
+
+
+def attend(
+    query: Tensor,
+    state: State,
+    *,
+    scale: float,
+    cu_seqlens: Tensor | None = None,
+    rotary: Rotary | None = None,
+    chunk: int = CHUNK,
+) -> Tensor:
+    """Answers to queries (B, N, H, D), as (B, N, H, E)."""
+    query = widen(query)
+    chunks = None
+    if cu_seqlens is not None:
+        chunks = _chunks(query, chunk, cu_seqlens)
+        assert chunks.packed is not None
+        sequence = chunks.packed.sequence
+        state = state.map(lambda x: x[sequence].transpose(0, 1)[None])
+    heads = state.key_mean.shape[1]
+    features, rotated = _rows(query, state.mechanism, heads, rotary, chunks)
+    z = scale * (features @ state.key_mean[..., None])
+    rotated_z = z if rotary is None else scale * (rotated @ state.centre[..., None])
+    out = _answer(z, rotated_z, scale * (rotated @ state.covariance), state.value_mean[..., None, :], state.mechanism)
+    return _tokens(out, query.shape[2] // heads, chunks)
+
+
+def causal_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mechanism: Mechanism,
+    scale: float,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    rotary: Rotary | None = None,
+    initial: State | None = None,
+    chunk: int = CHUNK,
+) -> tuple[Tensor, State]:
+    """Answers (B, N, H, E) to queries that see the keys up to their own, and the state after all of them."""
+    query, key, value = widen(query), widen(key), widen(value)
+    chunks, heads = _chunks(key, chunk, cu_seqlens), key.shape[2]
+    features, rotated, value = _keys_and_values(key, value, mechanism, key_mask, rotary, chunks)
+    filled = chunks.filled if key_mask is None else chunks.filled & chunks.split(key_mask)[:, None]
+    past = _scan(features, rotated, value, filled, mechanism, initial, chunks)
+
+    features_q, rotated_q = _rows(query, mechanism, heads, rotary, chunks)
+    group = query.shape[2] // heads
+
+    def by_query(x: Tensor) -> Tensor:
+        return x.unflatten(-2, (group, chunks.size))
+
+    own_count = filled.cumsum(-1)[..., None, :, None]
+    past_count = past.count[..., None, None, None]
+    n = (past_count + own_count).clamp(min=1).to(value.dtype)
+    scores = by_query(rotated_q @ rotated.mT).tril()
+    own_score = scores.sum(-1, keepdim=True) / own_count.clamp(min=1)
+    past_score = by_query(rotated_q @ past.centre[..., None])
+    # Differences of scores are taken before anything else, so that their common part has nothing left to cancel.
+    lead = scale * (own_score - past_score)
+    rotated_z = scale * past_score + own_count / n * lead
+    z = rotated_z
+    if rotary is not None:
+        key_sum = past.key_sum[..., None, :] + features.cumsum(-2)
+        z = scale * (by_query(features_q) * key_sum[..., None, :, :]).sum(-1, keepdim=True) / n
+
+    assert mechanism.gain is not None
+    gain = mechanism.gain(z)
+    mean_weight = 1 if mechanism.mean_weight is None else mechanism.mean_weight(z, rotated_z)
+    slope = gain * scale / n
+    own_level = (mean_weight + gain * lead * (past_count / n)) / n
+    past_level = (mean_weight - gain * lead * (own_count / n)) / n
+    # The weights of the chunk's own keys are spelled out, those of the keys before it go through their state.
+    weights = torch.addcmul(own_level, slope, scores - own_score).tril()
+    if key_mask is not None:
+        weights = weights.masked_fill(~filled[..., None, None, :], 0)
+    out = by_query(weights.flatten(-3, -2) @ past.values)
+    out = torch.addcmul(out, slope, by_query(rotated_q @ past.scatter))
+    out = torch.addcmul(out, past_level, past.value_sum[..., None, None, :])
+    out = out + mean_weight * past.reference[..., None, None, :]
+    if key_mask is not None:
+        out = out.masked_fill(past_count + own_count == 0, 0)
+    return _tokens(out.flatten(-3, -2), group, chunks), past.final
+
+
+@dataclass(frozen=True)
+class _Past:
+    """What the queries of each chunk know from the chunks before it; T is the chunk axis.
+
+    Values are told from a reference, the mean of all up to the end of the chunk: answers do not depend on it, but what
+    is left to add up is small.
+    """
+
+    count: Tensor  # (B, H, T)
+    key_sum: Tensor  # (B, H, T, F), of unrotated features
+    centre: Tensor  # (B, H, T, F), mean of rotated features
+    value_sum: Tensor  # (B, H, T, E), from the reference
+    scatter: Tensor  # (B, H, T, F, E), the covariance times the count
+    reference: Tensor  # (B, H, T, E)
+    values: Tensor  # (B, H, T, C, E), the chunk's own values from the reference
+    final: State
+
+
+def _scan(
+    features: Tensor,
+    rotated: Tensor,
+    value: Tensor,
+    filled: Tensor,
+    mechanism: Mechanism,
+    initial: State | None,
+    chunks: Chunks,
+) -> _Past:
+    """Welford's update, a chunk at a time: cumulative sums of what each chunk adds."""
+    start = _start(features, value, mechanism, initial, rotated is not features, chunks)
+    n0 = start.count[..., None].to(value.dtype)
+    count, count_after = _running(filled.sum(-1).expand(features.shape[:3]), start.count, chunks)
+    n = count.clamp(min=1)[..., None].to(value.dtype)
+    n_after = count_after.clamp(min=1)[..., None].to(value.dtype)
+
+    key_sum, key_sum_after = _running(features.sum(-2), n0 * start.key_mean, chunks)
+    rotated_sum, rotated_sum_after = key_sum, key_sum_after
+    if rotated is not features:
+        rotated_sum, rotated_sum_after = _running(rotated.sum(-2), n0 * start.centre, chunks)
+    _, value_sum_after = _running(value.sum(-2), n0 * start.value_mean, chunks)
+    centre, reference = rotated_sum / n, value_sum_after / n_after
+
+    values = torch.addcmul(value, reference[..., None, :], filled[..., None].to(value.dtype), value=-1)
+    # About their own mean all values up to the end of the chunk sum to nothing: those before it sum to the negative.
+    value_sum = -values.sum(-2).masked_fill(count[..., None] == 0, 0)
+    # The sum over the chunk of (phi(k) - mean before it) (v - mean after it)^T.
+    added = rotated.mT @ values + centre[..., None] * value_sum[..., None, :]
+    scatter, scatter_after = _running(added, n0[..., None] * start.covariance, chunks)
+    total = _last(count_after, start.count, chunks)
+    final = State(
+        count=total,
+        key_mean=_last(key_sum_after / n_after, start.key_mean, chunks),
+        value_mean=_last(reference, start.value_mean, chunks),
+        covariance=_last(scatter_after, n0[..., None] * start.covariance, chunks) / total.clamp(min=1)[..., None, None],
+        mechanism=mechanism,
+        rotated_key_mean=None if rotated is features else _last(rotated_sum_after / n_after, start.centre, chunks),
+    )
+    return _Past(count, key_sum, centre, value_sum, scatter, reference, values, final)
+
+
+def _start(
+    features: Tensor, value: Tensor, mechanism: Mechanism, initial: State | None, rotary: bool, chunks: Chunks
+) -> State:
+    """The state before the first token, (B, H, ...); of each sequence if they are packed."""
+    if initial is not None:
+        return initial
+    batch = features.shape[0] if chunks.packed is None else chunks.packed.last.shape[0]
+    heads, width = features.shape[1], features.shape[-1]
+    zeros = features.new_zeros(batch, heads, width)
+    value_mean = value.new_zeros(batch, heads, value.shape[-1])
+    covariance = value.new_zeros(batch, heads, width, value.shape[-1])
+    count = torch.zeros(batch, heads, dtype=torch.long, device=value.device)
+    return State(count, zeros, value_mean, covariance, mechanism, zeros if rotary else None)
+
+
+def _last(after: Tensor, start: Tensor, chunks: Chunks) -> Tensor:
+    """What is left after the last chunk (B, H, ...), of each sequence if they are packed; `start` for an empty one."""
+    if chunks.packed is None:
+        return after[:, :, -1]
+    empty = chunks.packed.empty.view(-1, *[1] * (start.ndim - 1))
+    return torch.where(empty, start, after[0, :, chunks.packed.last].transpose(0, 1))
+
+
+def _running(x: Tensor, start: Tensor, chunks: Chunks) -> tuple[Tensor, Tensor]:
+    """Sums of x (B, H, T, ...) over the chunks before each one, and up to it, counting from start (B, H, ...)."""
+    if chunks.packed is None:
+        total = torch.cat((start[:, :, None], x), dim=2).cumsum(2)
+        return total[:, :, :-1], total[:, :, 1:]
+    start = start[chunks.packed.sequence].transpose(0, 1)[None]
+    index = torch.arange(chunks.number, device=x.device)
+
+    def earlier(x: Tensor, step: int) -> Tensor:
+        """What lies `step` chunks back in the same sequence, nothing where there is no such chunk."""
+        reached = (index - step >= first).view(-1, *[1] * (x.ndim - 3))
+        return F.pad(x[:, :, :-step], [0, 0] * (x.ndim - 3) + [step, 0]).masked_fill(~reached, 0)
+
+    first, step = chunks.packed.first, 1
+    while step < chunks.number:
+        x, step = x + earlier(x, step), 2 * step
+    return start + earlier(x, 1), start + x
+
+
+def _merge_sequences(chunk: State, chunks: Chunks) -> State:
+    """The states of packed sequences (S, H, ...) from those of their chunks (1, H, T, ...)."""
+    assert chunks.packed is not None
+    sequence, number = chunks.packed.sequence, chunks.packed.last.shape[0]
+
+    def gather(x: Tensor) -> Tensor:
+        zeros = x.new_zeros(number, *x.shape[1:2], *x.shape[3:])
+        return zeros.index_add(0, sequence, x[0].transpose(0, 1))
+
+    def spread(x: Tensor) -> Tensor:
+        return x[sequence].transpose(0, 1)[None]
+
+    count = gather(chunk.count)
+    share = fraction(chunk.count, spread(count), chunk.dtype)[..., None]
+    whole = chunk.map(lambda x: gather(share * x) if x.ndim == 4 else count)
+    between = (chunk.centre - spread(whole.centre))[..., None] * (chunk.value_mean - spread(whole.value_mean))[
+        ..., None, :
+    ]
+    return replace(whole, covariance=gather(share[..., None] * (chunk.covariance + between)))
+
+
+def _moments(features: Tensor, rotated: Tensor, value: Tensor, filled: Tensor | None, mechanism: Mechanism) -> State:
+    """The state of tokens (..., N, F) and (..., N, E); features vanish where nothing is filled."""
+    lead = features.shape[:-2]
+    if filled is None:
+        count = torch.full(lead, features.shape[-2], dtype=torch.long, device=features.device)
+    else:
+        count = filled.sum(-1).expand(lead)
+    n = count.clamp(min=1)[..., None].to(value.dtype)
+    key_mean, value_mean = features.sum(-2) / n, value.sum(-2) / n
+    centre = key_mean if rotated is features else rotated.sum(-2) / n
+    # One side would do in exact arithmetic; centring both keeps the rounding of the means out of the result.
+    keys, values = rotated - centre[..., None, :], value - value_mean[..., None, :]
+    if filled is not None:
+        keys = keys.masked_fill(~filled[..., None], 0)
+    covariance = keys.mT @ values / n[..., None]
+    return State(count, key_mean, value_mean, covariance, mechanism, None if rotated is features else centre)
+
+
+def _chunks(x: Tensor, size: int, cu_seqlens: Tensor | None) -> Chunks:
+    length = x.shape[1]
+    size = min(size, max(length, 1))
+    if cu_seqlens is None:
+        return plain_chunks(length, size, x.device)
+    return packed_chunks(cu_seqlens, length, size)
+
+
+def _keys_and_values(
+    key: Tensor,
+    value: Tensor,
+    mechanism: Mechanism,
+    key_mask: Tensor | None,
+    rotary: Rotary | None,
+    chunks: Chunks | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Features of keys, their rotated twins, and values, all (B, H, N, ...) or (B, H, T, C, ...), zero where masked."""
+    if key_mask is not None:
+        # What is masked may hold anything, even NaN, which zero times would not remove.
+        hidden = ~key_mask[..., None, None]
+        key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
+    features = mechanism.key_map(key)
+    if key_mask is not None:
+        features = features.masked_fill(hidden, 0)
+    rotated = features if rotary is None else rotate(features, rotary)
+    if chunks is None:
+        features, value = features.transpose(1, 2), value.transpose(1, 2)
+        return features, features if rotary is None else rotated.transpose(1, 2), value
+
+    def split(x: Tensor) -> Tensor:
+        x = chunks.split(x)
+        if chunks.packed is not None:
+            x = x.masked_fill(~chunks.filled[..., None, None], 0)
+        return x.movedim(3, 1).contiguous()
+
+    features = split(features)
+    return features, features if rotary is None else split(rotated), split(value)
+
+
+def _rows(
+    query: Tensor, mechanism: Mechanism, heads: int, rotary: Rotary | None, chunks: Chunks | None
+) -> tuple[Tensor, Tensor]:
+    """Features of queries and their rotated twins: (B, heads, G * N, F), or (B, heads, T, G * C, F)."""
+
+    def arrange(x: Tensor) -> Tensor:
+        x = x if chunks is None else chunks.split(x)
+        x = x.unflatten(-2, (heads, -1)).movedim((-3, -2), (1, -3))
+        # One copy here saves one in every product.
+        return x.contiguous().flatten(-3, -2)
+
+    features = mechanism.query_map(query)
+    if rotary is None:
+        rows = arrange(features)
+        return rows, rows
+    return arrange(features), arrange(rotate(features, rotary))
+
+
+def _tokens(rows: Tensor, group: int, chunks: Chunks | None) -> Tensor:
+    """What `_rows` arranged, back as (B, N, H, E)."""
+    x = rows.unflatten(-2, (group, -1)).movedim((1, -3), (-3, -2)).flatten(-3, -2)
+    return x if chunks is None else chunks.join(x)
+
+
+def _answer(z: Tensor, rotated_z: Tensor, signal: Tensor, mean: Tensor, mechanism: Mechanism) -> Tensor:
+    """The mean value plus the gain times the signal."""
+    assert mechanism.gain is not None
+    if mechanism.mean_weight is None:
+        return torch.addcmul(mean, mechanism.gain(z), signal)
+    return torch.addcmul(mechanism.mean_weight(z, rotated_z) * mean, mechanism.gain(z), signal)

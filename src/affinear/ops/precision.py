@@ -1,0 +1,16 @@
+"""The type in which sums are kept: wide enough that a hundred thousand half-precision keys do not overflow it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float64 for float64, float32 for everything else."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def widen(x: Tensor) -> Tensor:
+    """Tokens in the type in which sums are kept; the tensor itself where it has that type already."""
+    return x.to(statistics_dtype(x.dtype))

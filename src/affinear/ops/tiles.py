@@ -1,0 +1,261 @@
+"""Tile by tile: the same functions as `linear`, over tiles of tokens small enough to stay in the cache.
+
+States add, so a tile is summarized, merged and forgotten. The backward pass goes through the tiles again and computes
+each one anew, so that nothing but the inputs and the states between tiles is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import linear
+from .mechanisms import Mechanism, is_built_in
+from .rotary import Rotary
+from .state import State, merge
+
+CPU_TILE = 2**18  # numbers in a tile of keys: a megabyte in float32
+GPU_TILE = 2**24
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all tiles of a call have in common.
+
+    Attributes:
+        mechanism: What makes the features.
+        scale: Factor of the scores.
+        tile: Tokens in a tile.
+        key_mask: (B, M), boolean, or None.
+        rotary: Cosines and sines of all tokens, or None.
+    """
+
+    mechanism: Mechanism
+    scale: float
+    tile: int
+    key_mask: Tensor | None
+    rotary: Rotary | None
+
+    def tiles(self, length: int) -> list[slice]:
+        """The tiles of so many tokens, in order."""
+        return [slice(start, min(start + self.tile, length)) for start in range(0, length, self.tile)]
+
+    def options(self, tile: slice) -> dict[str, Any]:
+        """Mask and tables of one tile."""
+        return {"key_mask": self.mask(tile), "rotary": self.tables(tile)}
+
+    def mask(self, tile: slice) -> Tensor | None:
+        """Mask of one tile."""
+        return None if self.key_mask is None else self.key_mask[:, tile]
+
+    def tables(self, tile: slice) -> Rotary | None:
+        """Rotary tables of one tile."""
+        return None if self.rotary is None else (self.rotary[0][tile], self.rotary[1][tile])
+
+
+def tile_length(tokens: Tensor) -> int:
+    """Tokens in a tile: a multiple of the chunk that makes a megabyte or so."""
+    numbers = CPU_TILE if tokens.device.type == "cpu" else GPU_TILE
+    per_token = max(tokens.shape[0] * tokens.shape[2] * tokens.shape[3], 1)
+    return max(numbers // per_token // linear.CHUNK, 1) * linear.CHUNK
+
+
+def worthwhile(mechanism: Mechanism, rotary: Rotary | None, *tokens: Tensor) -> bool:
+    """Whether to go tile by tile: more than one tile, nothing is being traced, and every gradient has a way back."""
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:  # pyright: ignore
+        return False
+    if all(x.shape[1] <= tile_length(x) for x in tokens):
+        return False
+    # A feature map of the user's own, or a table, may hold parameters that only the plain graph knows of.
+    tables_learn = rotary is not None and any(table.requires_grad for table in rotary)
+    return not torch.is_grad_enabled() or (is_built_in(mechanism) and not tables_learn)
+
+
+def summarize(key: Tensor, value: Tensor, work: Work) -> State:
+    """`linear.summarize`, tile by tile."""
+    if not (torch.is_grad_enabled() and (key.requires_grad or value.requires_grad)):
+        return _summarize(key, value, work)
+    return _restore(_Summarize.apply(key, value, work), work)
+
+
+def attend(query: Tensor, state: State, work: Work) -> Tensor:
+    """`linear.attend`, tile by tile."""
+    children = _floats(state)
+    if not (torch.is_grad_enabled() and any(x.requires_grad for x in (query, *children))):
+        return _attend(query, state, work)
+    return _Attend.apply(query, work, state.count, *children)
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, initial: State, work: Work) -> tuple[Tensor, State]:
+    """`linear.causal_attention`, tile by tile."""
+    children = _floats(initial)
+    if not (torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value, *children))):
+        return _causal(query, key, value, initial, work)
+    out, *final = _Causal.apply(query, key, value, work, initial.count, *children)
+    return out, _restore(final, work)
+
+
+def _summarize(key: Tensor, value: Tensor, work: Work) -> State:
+    states = (
+        linear.summarize(key[:, tile], value[:, tile], mechanism=work.mechanism, **work.options(tile))
+        for tile in work.tiles(key.shape[1])
+    )
+    return _merge_all(states)
+
+
+def _merge_all(states: Iterator[State]) -> State:
+    total = next(states)
+    for state in states:
+        total = merge(total, state)
+    return total
+
+
+def _attend(query: Tensor, state: State, work: Work) -> Tensor:
+    out = query.new_empty(*query.shape[:3], state.value_mean.shape[-1])
+    for tile in work.tiles(query.shape[1]):
+        out[:, tile] = linear.attend(query[:, tile], state, scale=work.scale, rotary=work.tables(tile))
+    return out
+
+
+def _causal(
+    query: Tensor, key: Tensor, value: Tensor, state: State, work: Work, between: list[State] | None = None
+) -> tuple[Tensor, State]:
+    """Answers and final state; `between`, where given, collects the state before each tile."""
+    out = query.new_empty(*query.shape[:3], value.shape[-1])
+    for tile in work.tiles(query.shape[1]):
+        if between is not None:
+            between.append(state)
+        out[:, tile], state = _causal_tile(query[:, tile], key[:, tile], value[:, tile], state, work, tile)
+    return out, state
+
+
+def _causal_tile(
+    query: Tensor, key: Tensor, value: Tensor, state: State, work: Work, tile: slice
+) -> tuple[Tensor, State]:
+    return linear.causal_attention(query, key, value, work.mechanism, work.scale, initial=state, **work.options(tile))
+
+
+class _Summarize(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, key: Tensor, value: Tensor, work: Work) -> tuple[Tensor, ...]:
+        state = _summarize(key, value, work)
+        children = _floats(state)
+        ctx.work = work
+        ctx.mark_non_differentiable(state.count)
+        ctx.save_for_backward(key, value, state.count, *children)
+        return (state.count, *children)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        key, value, count, *children = ctx.saved_tensors
+        work: Work = ctx.work
+        if torch.is_grad_enabled():
+            whole = linear.summarize(key, value, mechanism=work.mechanism, key_mask=work.key_mask, rotary=work.rotary)
+            return *_differentiate(_floats(whole), (key, value), grads, create_graph=True), None
+        state = _restore((count, *children), work)
+        grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
+        for tile in work.tiles(key.shape[1]):
+            grad_key[:, tile], grad_value[:, tile] = linear.summarize_backward(
+                key[:, tile], value[:, tile], state, _restore((count, *grads), work), **work.options(tile)
+            )
+        return grad_key, grad_value, None
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, work: Work, count: Tensor, *children: Tensor) -> Tensor:
+        ctx.work = work
+        ctx.save_for_backward(query, count, *children)
+        return _attend(query, _restore((count, *children), work), work)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        query, count, *children = ctx.saved_tensors
+        work: Work = ctx.work
+        if torch.is_grad_enabled():
+            whole = linear.attend(query, _restore((count, *children), work), scale=work.scale, rotary=work.rotary)
+            grad_query, *rest = _differentiate((whole,), (query, *children), grads, create_graph=True)
+            return grad_query, None, None, *rest
+        grad_query = torch.empty_like(query)
+        totals = [torch.zeros_like(child) for child in children]
+        for tile in work.tiles(query.shape[1]):
+            with torch.enable_grad():
+                inputs = [x.detach().requires_grad_() for x in (query[:, tile], *children)]
+                state = _restore((count, *inputs[1:]), work)
+                out = linear.attend(inputs[0], state, scale=work.scale, rotary=work.tables(tile))
+            grad_query[:, tile], *parts = _differentiate((out,), inputs, (grads[0][:, tile],))
+            _accumulate(totals, parts)
+        return grad_query, None, None, *totals
+
+
+class _Causal(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, work: Work, count: Tensor, *children: Tensor
+    ) -> tuple[Tensor, ...]:
+        between: list[State] = []
+        out, final = _causal(query, key, value, _restore((count, *children), work), work, between)
+        ctx.work = work
+        ctx.mark_non_differentiable(final.count)
+        ctx.save_for_backward(query, key, value, *(x for state in between for x in (state.count, *_floats(state))))
+        return out, final.count, *_floats(final)
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor, _: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, *between = ctx.saved_tensors
+        work: Work = ctx.work
+        size = 1 + len(grads)
+        if torch.is_grad_enabled():
+            count, *children = between[:size]
+            start = _restore((count, *children), work)
+            out, final = linear.causal_attention(
+                query, key, value, work.mechanism, work.scale, work.key_mask, None, work.rotary, start
+            )
+            inputs = (query, key, value, *children)
+            grad_q, grad_k, grad_v, *rest = _differentiate(
+                (out, *_floats(final)), inputs, (grad_out, *grads), create_graph=True
+            )
+            return grad_q, grad_k, grad_v, None, None, *rest
+        totals = [torch.empty_like(x) for x in (query, key, value)]
+        carried: Sequence[Tensor] = grads
+        for index, tile in reversed(list(enumerate(work.tiles(query.shape[1])))):
+            count, *children = between[index * size : (index + 1) * size]
+            with torch.enable_grad():
+                inputs = [
+                    x.detach().requires_grad_() for x in (query[:, tile], key[:, tile], value[:, tile], *children)
+                ]
+                out, final = _causal_tile(*inputs[:3], _restore((count, *inputs[3:]), work), work, tile)
+            parts = _differentiate((out, *_floats(final)), inputs, (grad_out[:, tile], *carried))
+            for total, part in zip(totals, parts[:3], strict=True):
+                total[:, tile] = part
+            carried = parts[3:]
+        return *totals, None, None, *carried
+
+
+def _floats(state: State) -> list[Tensor]:
+    """The differentiable tensors of a state."""
+    children = [state.key_mean, state.value_mean, state.covariance]
+    return children if state.rotated_key_mean is None else [*children, state.rotated_key_mean]
+
+
+def _restore(tensors: Sequence[Tensor], work: Work) -> State:
+    """A state from its count and differentiable tensors."""
+    count, key_mean, value_mean, covariance, *rotated = tensors
+    return State(count, key_mean, value_mean, covariance, work.mechanism, next(iter(rotated), None))
+
+
+def _differentiate(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor], create_graph: bool = False
+) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(
+        outputs, inputs, grads, create_graph=create_graph, allow_unused=True, materialize_grads=True
+    )
+
+
+def _accumulate(totals: list[Tensor], parts: Sequence[Tensor]) -> None:
+    for total, part in zip(totals, parts, strict=True):
+        total += part
