@@ -38,7 +38,7 @@ PAST = 5  # keys in an initial state
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6}
 
 # Feature maps with zeros. Where a query and the keys share no channel, z is zero though rotated scores need not be, and
-# the guarded gain of 1e12 leaves nothing to compare: beside rotary tables their tokens agree in the sign of each channel.
+# the guarded gain of 1e12 leaves nothing to compare: beside rotary tables their tokens agree in each channel's sign.
 WITH_ZEROS = ("relu", "focused", "nala", "nala_cosine", "nala_released")
 
 Randn = Callable[..., Tensor]
@@ -166,6 +166,10 @@ def cases(draw: st.DrawFn, mechanism: str) -> Case:
     queries = draw(lengths)
     keys = queries if causal or rotated else draw(lengths)
     large = max(*queries, *keys) > 100
+    widths = WIDTHS[1:] if rotated else WIDTHS
+    if rotated and mechanism == "mala_released":
+        # It weighs the mean value by beta * rotated z - z: over few keys a small difference of numbers like sqrt(D).
+        widths = (8, 24)
     heads, key_heads = draw(st.sampled_from(((3, 3), (4, 2), (6, 3), (5, 1))))
     return Case(
         mechanism=mechanism,
@@ -175,7 +179,7 @@ def cases(draw: st.DrawFn, mechanism: str) -> Case:
         keys=keys,
         heads=heads,
         key_heads=key_heads,
-        width=draw(st.sampled_from(WIDTHS[1:] if rotated else WIDTHS)),
+        width=draw(st.sampled_from(widths)),
         value_width=draw(st.sampled_from((2, 5) if large else (2, 5, 40))),
         causal=causal,
         rotated=rotated,
@@ -200,8 +204,8 @@ def test_the_torch_backend_computes_what_the_papers_define(mechanism: str, relat
     truth, truth_state = case.call(tuple(tokens), "reference")
     cotangent = torch.randn(truth.shape, generator=torch.Generator().manual_seed(case.seed)).double()
     truths = torch.autograd.grad(truth, tokens, cotangent, materialize_grads=True)
-    # One of the gradients may vanish by cancellation (one key is the whole row, one channel drops out of a divided row),
-    # so all are measured together; the next test measures each by itself where none vanishes.
+    # A gradient may vanish by cancellation (one key is the whole row, one channel drops out of a divided row), so all
+    # are measured together here; the next test measures each by itself, where none vanishes.
     truth_gradient = torch.cat([x.flatten() for x in truths])
 
     for dtype, tolerance in TOLERANCE.items():
@@ -247,8 +251,8 @@ def test_each_gradient_by_itself_is_as_exact_as_the_answer(
 def test_calls_larger_than_the_cache_are_no_different(
     mechanism: str, causal: bool, rotated: bool, randn: Randn, relative_error: Error
 ):
-    tokens = draw_tokens(randn, mechanism, batch=6, queries=300, heads=4, key_heads=2, width=96, rotated=rotated)
-    mask, cotangent = randn(6, 300) < 1, randn(6, 300, 4, 10)
+    tokens = draw_tokens(randn, mechanism, batch=3, queries=300, heads=4, key_heads=4, width=96, rotated=rotated)
+    mask, cotangent = randn(3, 300) < 1, randn(3, 300, 4, 10)
     rotary = rotary_1d(300, 96) if rotated else None
     inputs, exact = leaves(*tokens), leaves(*tokens)
     out = af.attention(*inputs, mechanism, causal=causal, key_mask=mask, rotary=rotary)
@@ -280,9 +284,7 @@ def test_half_precision_answers_are_the_exact_ones_rounded_once(
 ):
     query, key, value = (x.to(dtype) for x in draw_tokens(randn, mechanism))
     out = af.attention(query, key, value, mechanism, causal=causal)
-    truth = af.attention(
-        query.double(), key.double(), value.double(), mechanism, causal=causal, backend="reference"
-    )
+    truth = af.attention(query.double(), key.double(), value.double(), mechanism, causal=causal, backend="reference")
     assert out.dtype == dtype
     # Half a unit in the last place, and the rounding of float32 sums that happen to cancel.
     half_a_unit = torch.finfo(dtype).eps / 2 * truth.abs() + torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
@@ -317,9 +319,7 @@ def test_a_scale_multiplies_the_scores(mechanism: str, causal: bool, randn: Rand
 
 @every_mechanism
 @causal_or_not
-def test_packed_sequences_equal_separate_calls(
-    mechanism: str, causal: bool, randn: Randn, relative_error: Error
-):
+def test_packed_sequences_equal_separate_calls(mechanism: str, causal: bool, randn: Randn, relative_error: Error):
     lengths = (7, 0, 70, 1, 15, 130)
     bounds = cu_seqlens(lengths)
     query, key, value = draw_tokens(randn, mechanism, batch=1, queries=sum(lengths))
@@ -351,15 +351,11 @@ def test_packed_sequences_may_ask_about_more_or_fewer_keys_than_they_have_querie
 @every_linear_mechanism
 @pytest.mark.parametrize("chunk", [1, 7, 16, 200])
 @pytest.mark.parametrize("packed", [False, True])
-def test_the_chunk_size_does_not_matter(
-    mechanism: str, chunk: int, packed: bool, randn: Randn, relative_error: Error
-):
+def test_the_chunk_size_does_not_matter(mechanism: str, chunk: int, packed: bool, randn: Randn, relative_error: Error):
     query, key, value = draw_tokens(randn, mechanism, batch=1, queries=150, rotated=True)
     bounds = cu_seqlens((70, 0, 1, 79)) if packed else None
     rule, rotary = af.mechanisms()[mechanism], rotary_1d(150, 24)
-    out, state = linear.causal_attention(
-        query, key, value, rule, 0.2, cu_seqlens=bounds, rotary=rotary, chunk=chunk
-    )
+    out, state = linear.causal_attention(query, key, value, rule, 0.2, cu_seqlens=bounds, rotary=rotary, chunk=chunk)
     expected, expected_state = af.attention(
         query,
         key,

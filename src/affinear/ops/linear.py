@@ -7,6 +7,7 @@ side as rows of one matrix, so that grouped heads cost no copies of keys.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ from .precision import widen
 from .rotary import Rotary, rotate
 from .state import State, fraction
 
+FEW_CHUNKS = 32  # up to here adding one by one beats torch's cumulative sum, which is slow across rows
 CHUNK = 64  # tokens; scores within a chunk then cost as much as the states between chunks
 
 
@@ -92,7 +94,7 @@ def attend(
     features, rotated = _rows(query, state.mechanism, heads, rotary, chunks)
     z = scale * (features @ state.key_mean[..., None])
     rotated_z = z if rotary is None else scale * (rotated @ state.centre[..., None])
-    out = _answer(z, rotated_z, scale * (rotated @ state.covariance), state.value_mean[..., None, :], state.mechanism)
+    out = _answer(z, rotated_z, rotated @ (scale * state.covariance), state.value_mean[..., None, :], state.mechanism)
     return _tokens(out, query.shape[2] // heads, chunks)
 
 
@@ -113,7 +115,8 @@ def causal_attention(
     chunks, heads = _chunks(key, chunk, cu_seqlens), key.shape[2]
     features, rotated, value = _keys_and_values(key, value, mechanism, key_mask, rotary, chunks)
     filled = chunks.filled if key_mask is None else chunks.filled & chunks.split(key_mask)[:, None]
-    past = _scan(features, rotated, value, filled, mechanism, initial, chunks)
+    masked = key_mask is not None or not chunks.full
+    past = _scan(features, rotated, value, filled, masked, mechanism, initial, chunks)
 
     features_q, rotated_q = _rows(query, mechanism, heads, rotary, chunks)
     group = query.shape[2] // heads
@@ -124,7 +127,7 @@ def causal_attention(
     own_count = filled.cumsum(-1)[..., None, :, None]
     past_count = past.count[..., None, None, None]
     n = (past_count + own_count).clamp(min=1).to(value.dtype)
-    scores = by_query(rotated_q @ rotated.mT).tril()
+    scores = by_query(rotated_q @ rotated.mT).tril_()
     own_score = scores.sum(-1, keepdim=True) / own_count.clamp(min=1)
     past_score = by_query(rotated_q @ past.centre[..., None])
     # Differences of scores are taken before anything else, so that their common part has nothing left to cancel.
@@ -142,13 +145,13 @@ def causal_attention(
     own_level = (mean_weight + gain * lead * (past_count / n)) / n
     past_level = (mean_weight - gain * lead * (own_count / n)) / n
     # The weights of the chunk's own keys are spelled out, those of the keys before it go through their state.
-    weights = torch.addcmul(own_level, slope, scores - own_score).tril()
+    weights = (slope * (scores - own_score)).add_(own_level).tril_()
     if key_mask is not None:
         weights = weights.masked_fill(~filled[..., None, None, :], 0)
     out = by_query(weights.flatten(-3, -2) @ past.values)
-    out = torch.addcmul(out, slope, by_query(rotated_q @ past.scatter))
-    out = torch.addcmul(out, past_level, past.value_sum[..., None, None, :])
-    out = out + mean_weight * past.reference[..., None, None, :]
+    out += slope * by_query(rotated_q @ past.scatter)
+    out += past_level * past.value_sum[..., None, None, :]
+    out += mean_weight * past.reference[..., None, None, :]
     if key_mask is not None:
         out = out.masked_fill(past_count + own_count == 0, 0)
     return _tokens(out.flatten(-3, -2), group, chunks), past.final
@@ -177,6 +180,7 @@ def _scan(
     rotated: Tensor,
     value: Tensor,
     filled: Tensor,
+    masked: bool,
     mechanism: Mechanism,
     initial: State | None,
     chunks: Chunks,
@@ -195,7 +199,9 @@ def _scan(
     _, value_sum_after = _running(value.sum(-2), n0 * start.value_mean, chunks)
     centre, reference = rotated_sum / n, value_sum_after / n_after
 
-    values = torch.addcmul(value, reference[..., None, :], filled[..., None].to(value.dtype), value=-1)
+    values = value - reference[..., None, :]
+    if masked:
+        values = values * filled[..., None]
     # About their own mean all values up to the end of the chunk sum to nothing: those before it sum to the negative.
     value_sum = -values.sum(-2).masked_fill(count[..., None] == 0, 0)
     # The sum over the chunk of (phi(k) - mean before it) (v - mean after it)^T.
@@ -239,7 +245,10 @@ def _last(after: Tensor, start: Tensor, chunks: Chunks) -> Tensor:
 def _running(x: Tensor, start: Tensor, chunks: Chunks) -> tuple[Tensor, Tensor]:
     """Sums of x (B, H, T, ...) over the chunks before each one, and up to it, counting from start (B, H, ...)."""
     if chunks.packed is None:
-        total = torch.cat((start[:, :, None], x), dim=2).cumsum(2)
+        if torch.compiler.is_compiling() or chunks.number > FEW_CHUNKS:
+            total = torch.cat((start[:, :, None], x), dim=2).cumsum(2)
+        else:
+            total = torch.stack(list(accumulate((start, *x.unbind(2)))), dim=2)
         return total[:, :, :-1], total[:, :, 1:]
     start = start[chunks.packed.sequence].transpose(0, 1)[None]
     index = torch.arange(chunks.number, device=x.device)
@@ -360,6 +369,6 @@ def _tokens(rows: Tensor, group: int, chunks: Chunks | None) -> Tensor:
 def _answer(z: Tensor, rotated_z: Tensor, signal: Tensor, mean: Tensor, mechanism: Mechanism) -> Tensor:
     """The mean value plus the gain times the signal."""
     assert mechanism.gain is not None
-    if mechanism.mean_weight is None:
-        return torch.addcmul(mean, mechanism.gain(z), signal)
-    return torch.addcmul(mechanism.mean_weight(z, rotated_z) * mean, mechanism.gain(z), signal)
+    if mechanism.mean_weight is not None:
+        mean = mechanism.mean_weight(z, rotated_z) * mean
+    return (mechanism.gain(z) * signal).add_(mean)

@@ -66,7 +66,8 @@ def identity(x: Tensor) -> Tensor:
 
 def elu_plus_one(x: Tensor) -> Tensor:
     """`elu(x) + 1` without the subtraction, so that it stays positive however negative x is."""
-    return F.relu(x) + x.clamp(max=0).exp()
+    positive = F.relu(x)
+    return positive + torch.exp(x - positive)
 
 
 def focused(x: Tensor) -> Tensor:

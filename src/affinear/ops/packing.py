@@ -43,6 +43,7 @@ class Chunks:
         number: Chunks, T.
         length: Tokens, N.
         filled: Which slots hold a token, (T, C).
+        full: Whether all are known to; never while tracing, where the length is any.
         packed: Where packed sequences lie, None for a plain batch.
     """
 
@@ -50,16 +51,16 @@ class Chunks:
     number: int
     length: int
     filled: Tensor
+    full: bool
     packed: Packed | None
 
     def split(self, x: Tensor) -> Tensor:
         """(B, N, ...) -> (B, T, C, ...), with arbitrary finite numbers in empty slots."""
         if self.packed is None or self.length == 0:
             missing = self.number * self.size - self.length
-            if not (torch.compiler.is_compiling() or missing):
-                return x.unflatten(1, (self.number, self.size))
-            padding = [0, 0] * (x.ndim - 2) + [0, missing]
-            return F.pad(x, padding).unflatten(1, (self.number, self.size))
+            if not self.full:
+                x = F.pad(x, [0, 0] * (x.ndim - 2) + [0, missing])
+            return x.unflatten(1, (self.number, self.size))
         return x.index_select(1, self.packed.token.flatten()).unflatten(1, (self.number, self.size))
 
     def join(self, x: Tensor) -> Tensor:
@@ -93,7 +94,8 @@ def plain_chunks(length: int, size: int, device: torch.device) -> Chunks:
     """Chunks of a batch of sequences of one length; there is at least one."""
     number = max(-(-length // size), 1)
     filled = torch.arange(number * size, device=device) < length
-    return Chunks(size, number, length, filled.unflatten(0, (number, size)), None)
+    full = not torch.compiler.is_compiling() and number * size == length
+    return Chunks(size, number, length, filled.unflatten(0, (number, size)), full, None)
 
 
 def packed_chunks(cu_seqlens: Tensor, length: int, size: int) -> Chunks:
@@ -120,4 +122,4 @@ def packed_chunks(cu_seqlens: Tensor, length: int, size: int) -> Chunks:
         last=(first_of_sequence + needed - 1).clamp(min=0),
         empty=needed == 0,
     )
-    return Chunks(size, number, length, token < end[sequence][:, None], packed)
+    return Chunks(size, number, length, token < end[sequence][:, None], full=False, packed=packed)
