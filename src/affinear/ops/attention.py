@@ -79,7 +79,7 @@ def attention(
         scale: Factor of the scores. None is the mechanism's own, D ** -0.5 for most.
         causal: Whether query i sees keys 0 to i only. Needs N = M.
         key_mask: (B, M), boolean. False takes a key out, even out of the count.
-        cu_seqlens_q: (S + 1,), int32 or int64. Where each of S sequences laid end to end begins, from 0 to N. Needs B = 1.
+        cu_seqlens_q: (S + 1,), int32 or int64. Where each of S sequences laid end to end begins, up to N. Needs B = 1.
         cu_seqlens_k: The same for keys. Both or neither.
         rotary: Cosines and sines, each (N, D), from `affinear.ops.rotary_1d` or `rotary_2d`. Needs N = M.
         initial_state: What the queries know beforehand, as if its tokens came before all keys.
@@ -87,7 +87,8 @@ def attention(
         backend: "auto", "torch" (linear) or "reference" (quadratic, the definitions).
 
     Returns:
-        The answers, (B, N, H, E) in the dtype of the query, and the state if asked for. A query that sees no key gets zeros.
+        The answers, (B, N, H, E) in the dtype of the query, and the state if asked for. Without a key in sight they are
+        zeros.
 
     Raises:
         ValueError: If the arguments do not fit. The message says which, what was expected, what came and what to do.

@@ -1,4 +1,4 @@
-"""The formula over whole tensors, in linear time: summarize, attend, and the causal scan. Inputs are float32 or float64.
+"""The formula over whole tensors, in linear time: summarize, attend, and the causal scan.
 
 Inside, heads come before tokens: (B, H, N, D), and (B, H, T, C, D) in chunks. Queries that share a key head lie side by
 side as rows of one matrix, so that grouped heads cost no copies of keys.
@@ -320,13 +320,13 @@ def _keys_and_values(
     chunks: Chunks | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Features of keys, their rotated twins, and values, all (B, H, N, ...) or (B, H, T, C, ...), zero where masked."""
-    if key_mask is not None:
+    if key_mask is None:
+        features = mechanism.key_map(key)
+    else:
         # What is masked may hold anything, even NaN, which zero times would not remove.
         hidden = ~key_mask[..., None, None]
         key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
-    features = mechanism.key_map(key)
-    if key_mask is not None:
-        features = features.masked_fill(hidden, 0)
+        features = mechanism.key_map(key).masked_fill(hidden, 0)
     rotated = features if rotary is None else rotate(features, rotary)
     if chunks is None:
         features, value = features.transpose(1, 2), value.transpose(1, 2)

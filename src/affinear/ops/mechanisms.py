@@ -164,8 +164,8 @@ def released_nala_mean(z: Tensor, rotated_z: Tensor) -> Tensor:
     return released_reciprocal(z) * rotated_z
 
 
-# A threaded CPU build settles the accuracy of its vector functions at their first call; should two threads make that call
-# together, one of them may get half precision. One element, one thread, settles it in peace.
+# A threaded CPU build settles the accuracy of its vector functions at their first call; should two threads make it at
+# once, one of them may get results good to four digits. One element, one thread, settles it in peace.
 for _dtype in (torch.float32, torch.float64):
     for _function in (torch.exp, torch.tanh, torch.cos, torch.sin):
         _function(torch.zeros(1, dtype=_dtype))

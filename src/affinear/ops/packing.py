@@ -99,7 +99,7 @@ def plain_chunks(length: int, size: int, device: torch.device) -> Chunks:
 
 
 def packed_chunks(cu_seqlens: Tensor, length: int, size: int) -> Chunks:
-    """Chunks of packed sequences. Their number is the most that could be needed, so that nothing waits for the device."""
+    """Chunks of packed sequences; as many as could be needed, so that nothing waits for the device to say how many."""
     device = cu_seqlens.device
     cu_seqlens = cu_seqlens.long()
     start, end = cu_seqlens[:-1], cu_seqlens[1:]

@@ -223,7 +223,7 @@ def _score(
 
 
 def _unseen(visible: Tensor) -> Tensor:
-    """Keys that nobody sees, (B or 1, M, 1, 1): they may hold anything, even NaN, which a zero weight would not remove."""
+    """Keys out of sight, (B or 1, M, 1, 1): they may hold anything, even NaN, which a zero weight would not remove."""
     return ~visible.any(dim=-2)[:, 0, :, None, None]
 
 

@@ -25,7 +25,7 @@ class State:
         count: Number of keys, (B, H), int64.
         key_mean: Mean feature of the keys, (B, H, F), before any rotation.
         value_mean: Mean value, (B, H, E).
-        covariance: Mean of (phi(k) - its mean) (v - v_mean)^T, (B, H, F, E), taken of the rotated features if there are any.
+        covariance: Mean of (phi(k) - its mean) (v - v_mean)^T, (B, H, F, E), of the rotated features if there are any.
         mechanism: What made the features.
         rotated_key_mean: Mean of the rotated features, (B, H, F), or None without rotary positions.
 
@@ -120,7 +120,7 @@ class State:
 
 
 def fraction(part: Tensor, whole: Tensor, dtype: torch.dtype) -> Tensor:
-    """part / whole of two counts, zero where there is nothing."""
+    """Part / whole of two counts, zero where there is nothing."""
     return part.to(dtype) / whole.clamp(min=1).to(dtype)
 
 
@@ -202,7 +202,7 @@ def _flatten(state: State) -> tuple[list[Tensor], _Context]:
     return children, (state.mechanism, state.rotated_key_mean is not None)
 
 
-def _flatten_with_keys(state: State) -> tuple[list[tuple[pytree.KeyEntry, Tensor]], _Context]:
+def _flatten_with_keys(state: State) -> tuple[list[tuple[Any, Tensor]], _Context]:
     children, context = _flatten(state)
     names = ("count", "key_mean", "value_mean", "covariance", "rotated_key_mean")
     return [(pytree.GetAttrKey(name), child) for name, child in zip(names, children, strict=False)], context

@@ -7,7 +7,7 @@ each one anew, so that nothing but the inputs and the states between tiles is ke
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -150,7 +150,8 @@ class _Summarize(torch.autograd.Function):
         return (state.count, *children)
 
     @staticmethod
-    def backward(ctx: Any, _: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grads = grads[1:]  # the count has none
         key, value, count, *children = ctx.saved_tensors
         work: Work = ctx.work
         if torch.is_grad_enabled():
@@ -205,30 +206,38 @@ class _Causal(torch.autograd.Function):
         return out, final.count, *_floats(final)
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Tensor, _: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad_out, _, *grads_final = grads
         query, key, value, *between = ctx.saved_tensors
         work: Work = ctx.work
-        size = 1 + len(grads)
+        size = 1 + len(grads_final)
         if torch.is_grad_enabled():
             count, *children = between[:size]
-            start = _restore((count, *children), work)
             out, final = linear.causal_attention(
-                query, key, value, work.mechanism, work.scale, work.key_mask, None, work.rotary, start
+                query,
+                key,
+                value,
+                work.mechanism,
+                work.scale,
+                key_mask=work.key_mask,
+                rotary=work.rotary,
+                initial=_restore((count, *children), work),
             )
             inputs = (query, key, value, *children)
             grad_q, grad_k, grad_v, *rest = _differentiate(
-                (out, *_floats(final)), inputs, (grad_out, *grads), create_graph=True
+                (out, *_floats(final)), inputs, (grad_out, *grads_final), create_graph=True
             )
             return grad_q, grad_k, grad_v, None, None, *rest
         totals = [torch.empty_like(x) for x in (query, key, value)]
-        carried: Sequence[Tensor] = grads
+        carried: Sequence[Tensor] = grads_final
         for index, tile in reversed(list(enumerate(work.tiles(query.shape[1])))):
             count, *children = between[index * size : (index + 1) * size]
             with torch.enable_grad():
                 inputs = [
                     x.detach().requires_grad_() for x in (query[:, tile], key[:, tile], value[:, tile], *children)
                 ]
-                out, final = _causal_tile(*inputs[:3], _restore((count, *inputs[3:]), work), work, tile)
+                start = _restore((count, *inputs[3:]), work)
+                out, final = _causal_tile(inputs[0], inputs[1], inputs[2], start, work, tile)
             parts = _differentiate((out, *_floats(final)), inputs, (grad_out[:, tile], *carried))
             for total, part in zip(totals, parts[:3], strict=True):
                 total[:, tile] = part

@@ -44,7 +44,8 @@ def check_like(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
     """Two tensors of one call share dtype and device."""
     if x.dtype != other.dtype:
         raise ValueError(
-            f"{name}: expected the dtype of {other_name}, {other.dtype}, got {x.dtype}; cast one of them, nothing is cast silently"
+            f"{name}: expected the dtype of {other_name}, {other.dtype}, got {x.dtype}; cast one, "
+            "nothing is cast silently"
         )
     if x.device != other.device:
         raise ValueError(
@@ -141,7 +142,8 @@ def check_cu_seqlens(name: str, cu_seqlens: Tensor | None, tokens_name: str, tok
         )
     if cu_seqlens.device != tokens.device:
         raise ValueError(
-            f"{name}: expected the device of {tokens_name}, {tokens.device}, got {cu_seqlens.device}; move it with .to()"
+            f"{name}: expected the device of {tokens_name}, {tokens.device}, got {cu_seqlens.device}; "
+            "move it with .to()"
         )
     if _values_can_be_read(cu_seqlens):
         lengths = cu_seqlens.tolist()
@@ -262,8 +264,8 @@ def check_state_widths(name: str, state: State, heads: int, features: int, value
         )
     if got_features != features:
         raise ValueError(
-            f"{name}: expected features {features} wide, as {state.mechanism.name!r} makes them here, got {got_features}; "
-            "use one head width throughout"
+            f"{name}: expected features {features} wide, as {state.mechanism.name!r} makes them here, "
+            f"got {got_features}; use one head width throughout"
         )
     if values is not None and got_values != values:
         raise ValueError(f"{name}: expected values {values} wide, got {got_values}; use one value width throughout")
