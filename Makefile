@@ -17,7 +17,7 @@ test: export HF_HUB_OFFLINE = 1
 docs: export NO_MKDOCS_2_WARNING = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format docs clean
+.PHONY: help demo test lint format bench docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ lint: $(READY) ## check style, formatting and types
 format: $(READY) ## put the code into the house style
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+bench: $(READY) ## time the operator on this machine beside its rivals
+	$(BIN)/python benchmarks/operator_cpu.py $(ARGS)
 
 docs: $(READY) ## build the documentation into site/
 	$(BIN)/python -m mkdocs build --strict

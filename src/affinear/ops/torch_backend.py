@@ -88,7 +88,7 @@ def _causal(
 
 
 def softmax(query: Tensor, key: Tensor, value: Tensor, scale: float, visible: Tensor | None, causal: bool) -> Tensor:
-    """Softmax attention (B, N, H, E) through torch's own; `visible` (B or 1, 1, N, M) where a flag does not say it all."""
+    """Softmax attention (B, N, H, E) through torch's own; `visible` (B or 1, 1, N, M) where no flag says it all."""
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     grouped = query.shape[1] != key.shape[1]
     if visible is None:
