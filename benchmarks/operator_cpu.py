@@ -44,8 +44,8 @@ def plain_mala(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 def causal_softmax(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Torch's own causal attention."""
-    heads_first = (x.transpose(1, 2) for x in (query, key, value))
-    return F.scaled_dot_product_attention(*heads_first, is_causal=True).transpose(1, 2)
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2)
 
 
 def causal_mala(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -99,20 +99,20 @@ class PeakMemory(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for x in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(x, Tensor) and (storage := x.untyped_storage())._cdata not in self.alive:
-                self.alive[storage._cdata] = storage.nbytes()
-                weakref.finalize(storage, self.alive.pop, storage._cdata, None)
+            if isinstance(x, Tensor) and (address := (storage := x.untyped_storage()).data_ptr()) not in self.alive:
+                self.alive[address] = storage.nbytes()
+                weakref.finalize(storage, self.alive.pop, address, None)
         self.peak = max(self.peak, sum(self.alive.values()))
         return result
 
 
 def memory(causal: bool, backward: bool) -> float:
     """Peak above inputs and output, as a multiple of the inputs; gradients count."""
-    tokens = [torch.randn(LONG, requires_grad=backward) for _ in range(3)]
+    query, key, value = tokens = [torch.randn(LONG, requires_grad=backward) for _ in range(3)]
     cotangent = torch.randn(LONG)
     with PeakMemory() as tracker:
-        tracker.alive.update({x.untyped_storage()._cdata: 0 for x in (*tokens, cotangent)})
-        out = af.attention(*tokens, causal=causal)
+        tracker.alive.update({x.data_ptr(): 0 for x in (*tokens, cotangent)})
+        out = af.attention(query, key, value, causal=causal)
         if backward:
             out.backward(cotangent)
     return round((tracker.peak - out.nbytes) / sum(x.nbytes for x in tokens), 2)

@@ -90,11 +90,15 @@ def attend(
         assert chunks.packed is not None
         sequence = chunks.packed.sequence
         state = state.map(lambda x: x[sequence].transpose(0, 1)[None])
-    heads = state.key_mean.shape[1]
-    features, rotated = _rows(query, state.mechanism, heads, rotary, chunks)
+    mechanism, heads = state.mechanism, state.key_mean.shape[1]
+    assert mechanism.gain is not None
+    features, rotated = _rows(query, mechanism, heads, rotary, chunks)
     z = scale * (features @ state.key_mean[..., None])
-    rotated_z = z if rotary is None else scale * (rotated @ state.centre[..., None])
-    out = _answer(z, rotated_z, rotated @ (scale * state.covariance), state.value_mean[..., None, :], state.mechanism)
+    mean = state.value_mean[..., None, :]
+    if mechanism.mean_weight is not None:
+        plain, turned = features * state.key_mean[..., None, :], rotated * state.centre[..., None, :]
+        mean = mechanism.mean_weight(z, scale * (turned - plain).sum(-1, keepdim=True)) * mean
+    out = (mechanism.gain(z) * (rotated @ (scale * state.covariance))).add_(mean)
     return _tokens(out, query.shape[2] // heads, chunks)
 
 
@@ -132,15 +136,15 @@ def causal_attention(
     past_score = by_query(rotated_q @ past.centre[..., None])
     # Differences of scores are taken before anything else, so that their common part has nothing left to cancel.
     lead = scale * (own_score - past_score)
-    rotated_z = scale * past_score + own_count / n * lead
-    z = rotated_z
+    z, added = scale * past_score + own_count / n * lead, torch.zeros_like(n)
     if rotary is not None:
-        key_sum = past.key_sum[..., None, :] + features.cumsum(-2)
-        z = scale * (by_query(features_q) * key_sum[..., None, :, :]).sum(-1, keepdim=True) / n
+        plain = by_query(features_q) * (past.key_sum[..., None, :] + features.cumsum(-2))[..., None, :, :]
+        turned = by_query(rotated_q) * (past.rotated_sum[..., None, :] + rotated.cumsum(-2))[..., None, :, :]
+        z, added = (scale * x.sum(-1, keepdim=True) / n for x in (plain, turned - plain))
 
     assert mechanism.gain is not None
     gain = mechanism.gain(z)
-    mean_weight = 1 if mechanism.mean_weight is None else mechanism.mean_weight(z, rotated_z)
+    mean_weight = 1 if mechanism.mean_weight is None else mechanism.mean_weight(z, added)
     slope = gain * scale / n
     own_level = (mean_weight + gain * lead * (past_count / n)) / n
     past_level = (mean_weight - gain * lead * (own_count / n)) / n
@@ -167,6 +171,7 @@ class _Past:
 
     count: Tensor  # (B, H, T)
     key_sum: Tensor  # (B, H, T, F), of unrotated features
+    rotated_sum: Tensor  # (B, H, T, F)
     centre: Tensor  # (B, H, T, F), mean of rotated features
     value_sum: Tensor  # (B, H, T, E), from the reference
     scatter: Tensor  # (B, H, T, F, E), the covariance times the count
@@ -216,7 +221,7 @@ def _scan(
         mechanism=mechanism,
         rotated_key_mean=None if rotated is features else _last(rotated_sum_after / n_after, start.centre, chunks),
     )
-    return _Past(count, key_sum, centre, value_sum, scatter, reference, values, final)
+    return _Past(count, key_sum, rotated_sum, centre, value_sum, scatter, reference, values, final)
 
 
 def _start(
@@ -364,11 +369,3 @@ def _tokens(rows: Tensor, group: int, chunks: Chunks | None) -> Tensor:
     """What `_rows` arranged, back as (B, N, H, E)."""
     x = rows.unflatten(-2, (group, -1)).movedim((1, -3), (-3, -2)).flatten(-3, -2)
     return x if chunks is None else chunks.join(x)
-
-
-def _answer(z: Tensor, rotated_z: Tensor, signal: Tensor, mean: Tensor, mechanism: Mechanism) -> Tensor:
-    """The mean value plus the gain times the signal."""
-    assert mechanism.gain is not None
-    if mechanism.mean_weight is not None:
-        mean = mechanism.mean_weight(z, rotated_z) * mean
-    return (mechanism.gain(z) * signal).add_(mean)

@@ -33,7 +33,7 @@ class Mechanism:
         gain: Function of z = scale * phi(q) . k_mean, elementwise. None for attention that has no state (softmax).
         nonnegative: Whether phi(q) . phi(k) >= 0 for every query and key, so that z is never negative.
         paper: Where it comes from.
-        mean_weight: Weight of the mean value, from z and its rotated twin. None is one, and rows that sum to one.
+        mean_weight: Weight of the mean value, from z and what rotation adds to it. None is one: rows sum to one.
         scale: Default scale. None is head_dim ** -0.5.
 
     Example:
@@ -89,12 +89,12 @@ def nala_key(x: Tensor) -> Tensor:
 
 
 def nala_cosine_query(x: Tensor) -> Tensor:
-    """The paper's query map with the cosine and sine of a phase in place of the sign split. (..., D) -> (..., 2D)."""
+    """The paper's query map, cosine and sine of a phase in place of the sign split. (..., D) -> (..., 2D)."""
     return _with_phase(_norm_aware_power(x), x)
 
 
 def nala_cosine_key(x: Tensor) -> Tensor:
-    """The paper's key map with the cosine and sine of a phase in place of the sign split. (..., D) -> (..., 2D)."""
+    """The paper's key map, cosine and sine of a phase in place of the sign split. (..., D) -> (..., 2D)."""
     return _with_phase(x.abs() ** NALA_POWER, x)
 
 
@@ -104,8 +104,11 @@ def split_by_sign(magnitude: Tensor, x: Tensor) -> Tensor:
 
 
 def _with_phase(magnitude: Tensor, x: Tensor) -> Tensor:
-    phase = math.pi / 4 * torch.tanh(NALA_PHASE * _direction(x))
-    return torch.cat((magnitude * phase.cos(), magnitude * phase.sin()), dim=-1)
+    # The pair (cos, sin) of the phase pi/4 * tanh(slope * direction), turned by an eighth: products are the same, but
+    # opposite signs meet in small features instead of in the difference of large ones.
+    steep = 2 * NALA_PHASE * _direction(x)
+    near, far = (torch.sin(math.pi / 2 * torch.sigmoid(side)) for side in (steep, -steep))
+    return torch.cat((magnitude * near, magnitude * far), dim=-1)
 
 
 def _norm_aware_power(x: Tensor) -> Tensor:
@@ -154,20 +157,20 @@ def released_one_plus_reciprocal(z: Tensor) -> Tensor:
     return 1 + released_reciprocal(z)
 
 
-def released_mala_mean(z: Tensor, rotated_z: Tensor) -> Tensor:
-    """Weight of the mean value in the released MAViT: beta times the rotated z, less the unrotated one."""
-    return rotated_z * released_reciprocal(z) + (rotated_z - z)
+def released_mala_mean(z: Tensor, added: Tensor) -> Tensor:
+    """Weight of the mean value in the released MAViT: beta times the rotated z, less the plain z."""
+    return z * released_reciprocal(z) + added * released_one_plus_reciprocal(z)
 
 
-def released_nala_mean(z: Tensor, rotated_z: Tensor) -> Tensor:
-    """Weight of the mean value in the released NaLaFormer: the rotated z over the unrotated one."""
-    return released_reciprocal(z) * rotated_z
+def released_nala_mean(z: Tensor, added: Tensor) -> Tensor:
+    """Weight of the mean value in the released NaLaFormer: the rotated z over the plain one."""
+    return released_reciprocal(z) * (z + added)
 
 
 # A threaded CPU build settles the accuracy of its vector functions at their first call; should two threads make it at
 # once, one of them may get results good to four digits. One element, one thread, settles it in peace.
 for _dtype in (torch.float32, torch.float64):
-    for _function in (torch.exp, torch.tanh, torch.cos, torch.sin):
+    for _function in (torch.exp, torch.tanh, torch.sin, torch.sigmoid):
         _function(torch.zeros(1, dtype=_dtype))
 
 _MALA = "Rectifying Magnitude Neglect in Linear Attention (ICCV 2025, arXiv 2507.00698)"

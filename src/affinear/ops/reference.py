@@ -8,7 +8,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .mechanisms import GUARD, RELEASED_EPSILON, Mechanism
+from .mechanisms import (
+    GUARD,
+    RELEASED_EPSILON,
+    Gain,
+    MeanWeight,
+    Mechanism,
+    one,
+    one_plus_reciprocal,
+    reciprocal,
+    released_mala_mean,
+    released_nala_mean,
+    released_one_plus_reciprocal,
+    released_reciprocal,
+)
 from .packing import sequence_of_each_token, visibility
 from .precision import widen
 from .rotary import Rotary, rotate
@@ -79,21 +92,18 @@ def by_definition(scores: Scores, mechanism: Mechanism) -> Tensor:
     assert mechanism.gain is not None
     z = scores.z
     mean = scores.rotated.sum(-1, keepdim=True) / scores.count
-    floor = torch.ones_like(z) if mechanism.mean_weight is None else mechanism.mean_weight(z, mean)
+    floor = torch.ones_like(z) if mechanism.mean_weight is None else mechanism.mean_weight(z, mean - z)
     return (floor + mechanism.gain(z) * (scores.rotated - mean)) / scores.count
 
 
-PAPER_RULES: dict[str, Callable[[Scores], Tensor]] = {
-    "linear": divide,
-    "relu": divide,
-    "focused": divide,
-    "nala": divide,
-    "nala_cosine": divide,
-    "inline": subtract,
-    "mala": magnify,
-    "mala_released": magnify_as_released,
-    "nala_released": divide_as_released,
-    "softmax": exponentiate,
+# Whose gain and weight of the mean are a paper's, has that paper's rule, whatever its feature map and its name.
+PAPER_RULES: dict[tuple[Gain | None, MeanWeight | None], Callable[[Scores], Tensor]] = {
+    (reciprocal, None): divide,
+    (one, None): subtract,
+    (one_plus_reciprocal, None): magnify,
+    (released_one_plus_reciprocal, released_mala_mean): magnify_as_released,
+    (released_reciprocal, released_nala_mean): divide_as_released,
+    (None, None): exponentiate,
 }
 
 
@@ -103,7 +113,7 @@ def weights(
     """Weight of every key for every query, (B, H, N, M)."""
     query, key = widen(query), widen(key)
     scores = _score(*_features(query, key, mechanism, visible, rotary), scale, visible)
-    rule = PAPER_RULES.get(mechanism.name)
+    rule = PAPER_RULES.get((mechanism.gain, mechanism.mean_weight))
     rows = by_definition(scores, mechanism) if rule is None else rule(scores)
     return rows.masked_fill(~visible, 0)
 
@@ -186,7 +196,8 @@ def _attend(query: Tensor, state: State, scale: float, rotary: Rotary | None) ->
     answer = mechanism.gain(z) * scale * (rotated[..., None] * state.covariance).sum(-2)
     if mechanism.mean_weight is None:
         return answer + state.value_mean
-    return answer + mechanism.mean_weight(z, scale * (rotated * state.centre).sum(-1, keepdim=True)) * state.value_mean
+    added = scale * (rotated * state.centre - features * state.key_mean).sum(-1, keepdim=True)
+    return answer + mechanism.mean_weight(z, added) * state.value_mean
 
 
 def _for_each(state: State, query: Tensor, cu_seqlens: Tensor | None) -> State:
