@@ -122,43 +122,72 @@ def causal_attention(
     masked = key_mask is not None or not chunks.full
     past = _scan(features, rotated, value, filled, masked, mechanism, initial, chunks)
 
-    features_q, rotated_q = _rows(query, mechanism, heads, rotary, chunks)
     group = query.shape[2] // heads
-
-    def by_query(x: Tensor) -> Tensor:
-        return x.unflatten(-2, (group, chunks.size))
-
-    own_count = filled.cumsum(-1)[..., None, :, None]
-    past_count = past.count[..., None, None, None]
-    n = (past_count + own_count).clamp(min=1).to(value.dtype)
-    scores = by_query(rotated_q @ rotated.mT).tril_()
-    own_score = scores.sum(-1, keepdim=True) / own_count.clamp(min=1)
-    past_score = by_query(rotated_q @ past.centre[..., None])
-    # Differences of scores are taken before anything else, so that their common part has nothing left to cancel.
-    lead = scale * (own_score - past_score)
-    z, added = scale * past_score + own_count / n * lead, torch.zeros_like(n)
+    features_q, rotated_q = (x.unflatten(-2, (group, -1)) for x in _rows(query, mechanism, heads, rotary, chunks))
+    count = filled.cumsum(-1)[..., None, :, None]
+    scores = _product(rotated_q, rotated.mT).tril_()
+    own = scores.sum(-1, keepdim=True) / count.clamp(min=1)
+    before = _product(rotated_q, past.centre[..., None])
+    plain = turned = None
     if rotary is not None:
-        plain = by_query(features_q) * (past.key_sum[..., None, :] + features.cumsum(-2))[..., None, :, :]
-        turned = by_query(rotated_q) * (past.rotated_sum[..., None, :] + rotated.cumsum(-2))[..., None, :, :]
-        z, added = (scale * x.sum(-1, keepdim=True) / n for x in (plain, turned - plain))
+        plain = features_q * (past.key_sum[..., None, :] + features.cumsum(-2))[..., None, :, :]
+        turned = rotated_q * (past.rotated_sum[..., None, :] + rotated.cumsum(-2))[..., None, :, :]
+    level = _levels(count, past.count[..., None, None, None], own, before, plain, turned, mechanism, scale)
 
-    assert mechanism.gain is not None
-    gain = mechanism.gain(z)
-    mean_weight = 1 if mechanism.mean_weight is None else mechanism.mean_weight(z, added)
-    slope = gain * scale / n
-    own_level = (mean_weight + gain * lead * (past_count / n)) / n
-    past_level = (mean_weight - gain * lead * (own_count / n)) / n
     # The weights of the chunk's own keys are spelled out, those of the keys before it go through their state.
-    weights = (slope * (scores - own_score)).add_(own_level).tril_()
+    weights = (level.slope * (scores - own)).add_(level.own).tril_()
     if key_mask is not None:
         weights = weights.masked_fill(~filled[..., None, None, :], 0)
-    out = by_query(weights.flatten(-3, -2) @ past.values)
-    out += slope * by_query(rotated_q @ past.scatter)
-    out += past_level * past.value_sum[..., None, None, :]
-    out += mean_weight * past.reference[..., None, None, :]
+    out = _product(weights, past.values)
+    out += level.slope * _product(rotated_q, past.scatter)
+    out += level.past * past.value_sum[..., None, None, :]
+    out += level.mean * past.reference[..., None, None, :]
     if key_mask is not None:
-        out = out.masked_fill(past_count + own_count == 0, 0)
+        out = out.masked_fill(past.count[..., None, None, None] + count == 0, 0)
     return _tokens(out.flatten(-3, -2), group, chunks), past.final
+
+
+def _product(x: Tensor, y: Tensor) -> Tensor:
+    """Rows of every query group (..., G, C, F) times a matrix that the groups share (..., F, E)."""
+    return (x.flatten(-3, -2) @ y).unflatten(-2, x.shape[-3:-1])
+
+
+@dataclass(frozen=True)
+class _Levels:
+    """How a row's weights depend on the scores, (B, H, T, G, C, 1) each: w = level + slope * (score - mean score)."""
+
+    slope: Tensor
+    own: Tensor  # weight of a key of the chunk that scores the mean of the chunk
+    past: Tensor  # weight of a key before the chunk that scores the mean before it
+    mean: Tensor | int  # sum of all weights
+
+
+def _levels(
+    own_count: Tensor,
+    past_count: Tensor,
+    own: Tensor,
+    past: Tensor,
+    plain: Tensor | None,
+    turned: Tensor | None,
+    mechanism: Mechanism,
+    scale: float,
+) -> _Levels:
+    """Levels from counts and mean scores; under rotation `plain` and `turned` sum over channels to sums of scores."""
+    assert mechanism.gain is not None
+    n = (own_count + past_count).clamp(min=1).to(own.dtype)
+    # Differences of scores are taken before anything else, so that their common part has nothing left to cancel.
+    lead = scale * (own - past)
+    z, added = scale * past + own_count / n * lead, torch.zeros_like(n)
+    if plain is not None and turned is not None:
+        z, added = (scale * x.sum(-1, keepdim=True) / n for x in (plain, turned - plain))
+    gain = mechanism.gain(z)
+    mean = 1 if mechanism.mean_weight is None else mechanism.mean_weight(z, added)
+    return _Levels(
+        slope=gain * scale / n,
+        own=(mean + gain * lead * (past_count / n)) / n,
+        past=(mean - gain * lead * (own_count / n)) / n,
+        mean=mean,
+    )
 
 
 @dataclass(frozen=True)
