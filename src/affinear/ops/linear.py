@@ -18,6 +18,7 @@ from .packing import Chunks, packed_chunks, plain_chunks
 from .precision import widen
 from .rotary import Rotary, rotate
 from .state import State, fraction
+from .tracing import is_compiling, is_eager
 
 FEW_CHUNKS = 32  # up to here adding one by one beats torch's cumulative sum, which is slow across rows
 CHUNK = 64  # tokens; scores within a chunk then cost as much as the states between chunks
@@ -125,7 +126,7 @@ def causal_attention(
     group = query.shape[2] // heads
     features_q, rotated_q = (x.unflatten(-2, (group, -1)) for x in _rows(query, mechanism, heads, rotary, chunks))
     count = filled.cumsum(-1)[..., None, :, None]
-    scores = _product(rotated_q, rotated.mT).tril_()
+    scores = _lower(_product(rotated_q, rotated.mT))
     own = scores.sum(-1, keepdim=True) / count.clamp(min=1)
     before = _product(rotated_q, past.centre[..., None])
     plain = turned = None
@@ -135,16 +136,26 @@ def causal_attention(
     level = _levels(count, past.count[..., None, None, None], own, before, plain, turned, mechanism, scale)
 
     # The weights of the chunk's own keys are spelled out, those of the keys before it go through their state.
-    weights = (level.slope * (scores - own)).add_(level.own).tril_()
-    if key_mask is not None:
-        weights = weights.masked_fill(~filled[..., None, None, :], 0)
+    scores = _visible(scores - own, key_mask, filled)
+    # Centred scores sum to nothing but for rounding, which all values of a row would share: it is taken out.
+    scores = scores - scores.detach().sum(-1, keepdim=True) / count.clamp(min=1)
+    weights = _visible((level.slope * scores).add_(level.own), key_mask, filled)
     out = _product(weights, past.values)
     out += level.slope * _product(rotated_q, past.scatter)
-    out += level.past * past.value_sum[..., None, None, :]
     out += level.mean * past.reference[..., None, None, :]
     if key_mask is not None:
         out = out.masked_fill(past.count[..., None, None, None] + count == 0, 0)
     return _tokens(out.flatten(-3, -2), group, chunks), past.final
+
+
+def _lower(x: Tensor) -> Tensor:
+    """Nothing above the diagonal; x itself where that is allowed, which is many times faster."""
+    return x.tril_() if is_eager() else x.tril()
+
+
+def _visible(x: Tensor, key_mask: Tensor | None, filled: Tensor) -> Tensor:
+    """Scores or weights (..., C, C) of a chunk's rows and keys, zero where a row does not see a key."""
+    return _lower(x) if key_mask is None else _lower(x).masked_fill(~filled[..., None, None, :], 0)
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:
@@ -154,11 +165,10 @@ def _product(x: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Levels:
-    """How a row's weights depend on the scores, (B, H, T, G, C, 1) each: w = level + slope * (score - mean score)."""
+    """How a row's weights depend on the scores, (B, H, T, G, C, 1) each: w = own + slope * (score - mean score)."""
 
     slope: Tensor
     own: Tensor  # weight of a key of the chunk that scores the mean of the chunk
-    past: Tensor  # weight of a key before the chunk that scores the mean before it
     mean: Tensor | int  # sum of all weights
 
 
@@ -185,7 +195,6 @@ def _levels(
     return _Levels(
         slope=gain * scale / n,
         own=(mean + gain * lead * (past_count / n)) / n,
-        past=(mean - gain * lead * (own_count / n)) / n,
         mean=mean,
     )
 
@@ -194,15 +203,14 @@ def _levels(
 class _Past:
     """What the queries of each chunk know from the chunks before it; T is the chunk axis.
 
-    Values are told from a reference, the mean of all up to the end of the chunk: answers do not depend on it, but what
-    is left to add up is small.
+    Values are told from a reference, the mean of those before the chunk, or the first there is: answers do not depend
+    on it, what is left to add up is small, and nothing of the future is in it.
     """
 
     count: Tensor  # (B, H, T)
     key_sum: Tensor  # (B, H, T, F), of unrotated features
     rotated_sum: Tensor  # (B, H, T, F)
     centre: Tensor  # (B, H, T, F), mean of rotated features
-    value_sum: Tensor  # (B, H, T, E), from the reference
     scatter: Tensor  # (B, H, T, F, E), the covariance times the count
     reference: Tensor  # (B, H, T, E)
     values: Tensor  # (B, H, T, C, E), the chunk's own values from the reference
@@ -230,27 +238,27 @@ def _scan(
     rotated_sum, rotated_sum_after = key_sum, key_sum_after
     if rotated is not features:
         rotated_sum, rotated_sum_after = _running(rotated.sum(-2), n0 * start.centre, chunks)
-    _, value_sum_after = _running(value.sum(-2), n0 * start.value_mean, chunks)
-    centre, reference = rotated_sum / n, value_sum_after / n_after
+    value_sum, value_sum_after = _running(value.sum(-2), n0 * start.value_mean, chunks)
+    centre, centre_after = rotated_sum / n, rotated_sum_after / n_after
+    first = torch.take_along_dim(value, filled.int().argmax(-1)[..., None, None].expand_as(value[..., :1, :]), dim=-2)
+    reference = torch.where(count[..., None] == 0, first.squeeze(-2), value_sum / n)
 
     values = value - reference[..., None, :]
     if masked:
         values = values * filled[..., None]
-    # About their own mean all values up to the end of the chunk sum to nothing: those before it sum to the negative.
-    value_sum = -values.sum(-2).masked_fill(count[..., None] == 0, 0)
-    # The sum over the chunk of (phi(k) - mean before it) (v - mean after it)^T.
-    added = rotated.mT @ values + centre[..., None] * value_sum[..., None, :]
+    # The sum over the chunk of (phi(k) - mean after it) (v - mean before it)^T.
+    added = rotated.mT @ values - centre_after[..., None] * values.sum(-2)[..., None, :]
     scatter, scatter_after = _running(added, n0[..., None] * start.covariance, chunks)
     total = _last(count_after, start.count, chunks)
     final = State(
         count=total,
         key_mean=_last(key_sum_after / n_after, start.key_mean, chunks),
-        value_mean=_last(reference, start.value_mean, chunks),
+        value_mean=_last(value_sum_after / n_after, start.value_mean, chunks),
         covariance=_last(scatter_after, n0[..., None] * start.covariance, chunks) / total.clamp(min=1)[..., None, None],
         mechanism=mechanism,
-        rotated_key_mean=None if rotated is features else _last(rotated_sum_after / n_after, start.centre, chunks),
+        rotated_key_mean=None if rotated is features else _last(centre_after, start.centre, chunks),
     )
-    return _Past(count, key_sum, rotated_sum, centre, value_sum, scatter, reference, values, final)
+    return _Past(count, key_sum, rotated_sum, centre, scatter, reference, values, final)
 
 
 def _start(
@@ -279,7 +287,7 @@ def _last(after: Tensor, start: Tensor, chunks: Chunks) -> Tensor:
 def _running(x: Tensor, start: Tensor, chunks: Chunks) -> tuple[Tensor, Tensor]:
     """Sums of x (B, H, T, ...) over the chunks before each one, and up to it, counting from start (B, H, ...)."""
     if chunks.packed is None:
-        if torch.compiler.is_compiling() or chunks.number > FEW_CHUNKS:
+        if is_compiling() or chunks.number > FEW_CHUNKS:
             total = torch.cat((start[:, :, None], x), dim=2).cumsum(2)
         else:
             total = torch.stack(list(accumulate((start, *x.unbind(2)))), dim=2)
@@ -339,7 +347,8 @@ def _moments(features: Tensor, rotated: Tensor, value: Tensor, filled: Tensor | 
 
 def _chunks(x: Tensor, size: int, cu_seqlens: Tensor | None) -> Chunks:
     length = x.shape[1]
-    size = min(size, max(length, 1))
+    if not is_compiling() or length == 1:
+        size = min(size, max(length, 1))
     if cu_seqlens is None:
         return plain_chunks(length, size, x.device)
     return packed_chunks(cu_seqlens, length, size)

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .tracing import is_compiling
+
 
 def sequence_of_each_token(cu_seqlens: Tensor, length: int) -> Tensor:
     """Index of the sequence that each of the packed tokens belongs to, (N,)."""
@@ -57,16 +59,20 @@ class Chunks:
     def split(self, x: Tensor) -> Tensor:
         """(B, N, ...) -> (B, T, C, ...), with arbitrary finite numbers in empty slots."""
         if self.packed is None or self.length == 0:
-            missing = self.number * self.size - self.length
             if not self.full:
+                missing = self.number * self.size - self.length
                 x = F.pad(x, [0, 0] * (x.ndim - 2) + [0, missing])
-            return x.unflatten(1, (self.number, self.size))
+            return _cut(x, self.size)
         return x.index_select(1, self.packed.token.flatten()).unflatten(1, (self.number, self.size))
 
     def join(self, x: Tensor) -> Tensor:
         """(B, T, C, ...) -> (B, N, ...): what `split` did, undone."""
         x = x.flatten(1, 2)
-        return x[:, : self.length] if self.packed is None else x.index_select(1, self.packed.slot)
+        if self.packed is not None:
+            return x.index_select(1, self.packed.slot)
+        if is_compiling():
+            return x.index_select(1, torch.arange(self.length, device=x.device))
+        return x[:, : self.length]
 
 
 @dataclass(frozen=True)
@@ -92,10 +98,18 @@ class Packed:
 
 def plain_chunks(length: int, size: int, device: torch.device) -> Chunks:
     """Chunks of a batch of sequences of one length; there is at least one."""
-    number = max(-(-length // size), 1)
+    # A traced length may be any: one chunk more than it could need keeps their number out of every condition.
+    number = length // size + 2 if is_compiling() and length != 1 else max(-(-length // size), 1)
     filled = torch.arange(number * size, device=device) < length
-    full = not torch.compiler.is_compiling() and number * size == length
-    return Chunks(size, number, length, filled.unflatten(0, (number, size)), full, None)
+    full = not is_compiling() and number * size == length
+    return Chunks(size, number, length, _cut(filled[None], size)[0], full, None)
+
+
+def _cut(x: Tensor, size: int) -> Tensor:
+    """(B, T * C, ...) -> (B, T, C, ...), without asking a traced length to prove that it divides."""
+    if is_compiling():
+        return x.unfold(1, size, size).movedim(-1, 2)
+    return x.unflatten(1, (-1, size))
 
 
 def packed_chunks(cu_seqlens: Tensor, length: int, size: int) -> Chunks:

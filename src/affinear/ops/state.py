@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .mechanisms import Mechanism, find
+from .mechanisms import Mechanism, find, mechanisms
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +71,12 @@ class State:
         # sum(...) starts from the integer zero.
         return self if isinstance(other, int) and other == 0 else NotImplemented
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By the name of a registered mechanism, so that `torch.load` reads a state as safely as it reads a tensor.
+        children, (mechanism, rotary) = _flatten(self)
+        known = mechanisms().get(mechanism.name) == mechanism
+        return _load, (mechanism.name if known else mechanism, rotary, *children)
+
     def to(self, *args: Any, **kwargs: Any) -> State:
         """Move or cast as `Tensor.to` does; the count moves but stays int64."""
         moved = self.map(lambda x: x.to(*args, **kwargs) if x.is_floating_point() else x)
@@ -89,7 +95,8 @@ class State:
         """Merge the states of all ranks of a group; every rank gets the whole.
 
         What travels is the state, F * E + F + E + 1 numbers per head (F more with rotary positions), whatever the
-        number of tokens. The result is differentiable: a rank's gradient is that of the sum of all ranks' losses.
+        number of tokens. The result is differentiable: a rank's gradient is that of the sum of all ranks' losses. As
+        with every collective, all ranks take part or none does, in the backward pass too.
 
         Args:
             group: A `torch.distributed` process group; None is the default one.
@@ -222,3 +229,10 @@ pytree.register_pytree_node(
     from_dumpable_context=lambda dumped: (find(dumped[0]), dumped[1]),
     flatten_with_keys_fn=_flatten_with_keys,
 )
+
+
+def _load(mechanism: str | Mechanism, rotary: bool, *children: Tensor) -> State:
+    return _unflatten(children, (find(mechanism), rotary))
+
+
+torch.serialization.add_safe_globals([_load])

@@ -17,6 +17,7 @@ from . import linear
 from .mechanisms import Mechanism, is_built_in
 from .rotary import Rotary
 from .state import State, merge
+from .tracing import is_eager
 
 CPU_TILE = 2**18  # numbers in a tile of keys: a megabyte in float32
 GPU_TILE = 2**24
@@ -66,7 +67,7 @@ def tile_length(tokens: Tensor) -> int:
 
 def worthwhile(mechanism: Mechanism, rotary: Rotary | None, *tokens: Tensor) -> bool:
     """Whether to go tile by tile: more than one tile, nothing is being traced, and every gradient has a way back."""
-    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:  # pyright: ignore
+    if not is_eager():
         return False
     if all(x.shape[1] <= tile_length(x) for x in tokens):
         return False
@@ -151,18 +152,22 @@ class _Summarize(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grads = grads[1:]  # the count has none
         key, value, count, *children = ctx.saved_tensors
         work: Work = ctx.work
-        if torch.is_grad_enabled():
-            whole = linear.summarize(key, value, mechanism=work.mechanism, key_mask=work.key_mask, rotary=work.rotary)
-            return *_differentiate(_floats(whole), (key, value), grads, create_graph=True), None
-        state = _restore((count, *children), work)
-        grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
-        for tile in work.tiles(key.shape[1]):
-            grad_key[:, tile], grad_value[:, tile] = linear.summarize_backward(
-                key[:, tile], value[:, tile], state, _restore((count, *grads), work), **work.options(tile)
-            )
+        _, *grads_state = grads  # the count has none
+        with _exact(key):
+            if _whole_is_needed():
+                with torch.enable_grad():
+                    whole = linear.summarize(
+                        key, value, mechanism=work.mechanism, key_mask=work.key_mask, rotary=work.rotary
+                    )
+                return *_differentiate_whole(_floats(whole), (key, value), grads_state), None
+            state, grad = (_restore((count, *tensors), work) for tensors in (children, grads_state))
+            grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
+            for tile in work.tiles(key.shape[1]):
+                grad_key[:, tile], grad_value[:, tile] = linear.summarize_backward(
+                    key[:, tile], value[:, tile], state, grad, **work.options(tile)
+                )
         return grad_key, grad_value, None
 
 
@@ -177,19 +182,23 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, count, *children = ctx.saved_tensors
         work: Work = ctx.work
-        if torch.is_grad_enabled():
-            whole = linear.attend(query, _restore((count, *children), work), scale=work.scale, rotary=work.rotary)
-            grad_query, *rest = _differentiate((whole,), (query, *children), grads, create_graph=True)
-            return grad_query, None, None, *rest
-        grad_query = torch.empty_like(query)
-        totals = [torch.zeros_like(child) for child in children]
-        for tile in work.tiles(query.shape[1]):
-            with torch.enable_grad():
-                inputs = [x.detach().requires_grad_() for x in (query[:, tile], *children)]
-                state = _restore((count, *inputs[1:]), work)
-                out = linear.attend(inputs[0], state, scale=work.scale, rotary=work.tables(tile))
-            grad_query[:, tile], *parts = _differentiate((out,), inputs, (grads[0][:, tile],))
-            _accumulate(totals, parts)
+        with _exact(query):
+            if _whole_is_needed():
+                with torch.enable_grad():
+                    state = _restore((count, *children), work)
+                    whole = linear.attend(query, state, scale=work.scale, rotary=work.rotary).to(query.dtype)
+                grad_query, *rest = _differentiate_whole((whole,), (query, *children), grads)
+                return grad_query, None, None, *rest
+            grad_query = torch.empty_like(query)
+            totals = [torch.zeros_like(child) for child in children]
+            for tile in work.tiles(query.shape[1]):
+                with torch.enable_grad():
+                    inputs = [x.detach().requires_grad_() for x in (query[:, tile], *children)]
+                    state = _restore((count, *inputs[1:]), work)
+                    out = linear.attend(inputs[0], state, scale=work.scale, rotary=work.tables(tile))
+                grad_query[:, tile], *parts = _differentiate((out,), inputs, (grads[0][:, tile],))
+                for total, part in zip(totals, parts, strict=True):
+                    total += part
         return grad_query, None, None, *totals
 
 
@@ -202,47 +211,50 @@ class _Causal(torch.autograd.Function):
         out, final = _causal(query, key, value, _restore((count, *children), work), work, between)
         ctx.work = work
         ctx.mark_non_differentiable(final.count)
-        ctx.save_for_backward(query, key, value, *(x for state in between for x in (state.count, *_floats(state))))
+        ctx.save_for_backward(
+            query, key, value, *children, *(x for state in between for x in (state.count, *_floats(state)))
+        )
         return out, final.count, *_floats(final)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_out, _, *grads_final = grads
-        query, key, value, *between = ctx.saved_tensors
         work: Work = ctx.work
-        size = 1 + len(grads_final)
-        if torch.is_grad_enabled():
-            count, *children = between[:size]
-            out, final = linear.causal_attention(
-                query,
-                key,
-                value,
-                work.mechanism,
-                work.scale,
-                key_mask=work.key_mask,
-                rotary=work.rotary,
-                initial=_restore((count, *children), work),
-            )
-            inputs = (query, key, value, *children)
-            grad_q, grad_k, grad_v, *rest = _differentiate(
-                (out, *_floats(final)), inputs, (grad_out, *grads_final), create_graph=True
-            )
-            return grad_q, grad_k, grad_v, None, None, *rest
-        totals = [torch.empty_like(x) for x in (query, key, value)]
-        carried: Sequence[Tensor] = grads_final
-        for index, tile in reversed(list(enumerate(work.tiles(query.shape[1])))):
-            count, *children = between[index * size : (index + 1) * size]
-            with torch.enable_grad():
-                inputs = [
-                    x.detach().requires_grad_() for x in (query[:, tile], key[:, tile], value[:, tile], *children)
-                ]
-                start = _restore((count, *inputs[3:]), work)
-                out, final = _causal_tile(inputs[0], inputs[1], inputs[2], start, work, tile)
-            parts = _differentiate((out, *_floats(final)), inputs, (grad_out[:, tile], *carried))
-            for total, part in zip(totals, parts[:3], strict=True):
-                total[:, tile] = part
-            carried = parts[3:]
+        size = len(grads_final)
+        query, key, value, *rest = ctx.saved_tensors
+        children, between = rest[:size], rest[size:]
+        with _exact(query):
+            if _whole_is_needed():
+                with torch.enable_grad():
+                    start = _restore((between[0], *children), work)
+                    out, final = _causal_tile(query, key, value, start, work, slice(None))
+                outputs = (out.to(query.dtype), *_floats(final))
+                parts = _differentiate_whole(outputs, (query, key, value, *children), (grad_out, *grads_final))
+                return *parts[:3], None, None, *parts[3:]
+            totals = [torch.empty_like(x) for x in (query, key, value)]
+            carried: Sequence[Tensor] = grads_final
+            for index, tile in reversed(list(enumerate(work.tiles(query.shape[1])))):
+                count, *state = between[index * (size + 1) : (index + 1) * (size + 1)]
+                with torch.enable_grad():
+                    tokens = (x[:, tile] for x in (query, key, value))
+                    inputs = [x.detach().requires_grad_() for x in (*tokens, *state)]
+                    start = _restore((count, *inputs[3:]), work)
+                    out, final = _causal_tile(inputs[0], inputs[1], inputs[2], start, work, tile)
+                parts = _differentiate((out, *_floats(final)), inputs, (grad_out[:, tile], *carried))
+                for total, part in zip(totals, parts[:3], strict=True):
+                    total[:, tile] = part
+                carried = parts[3:]
         return *totals, None, None, *carried
+
+
+def _whole_is_needed() -> bool:
+    """Whether this backward pass will itself be differentiated, or runs for many gradients at once."""
+    return torch.is_grad_enabled() or not is_eager()
+
+
+def _exact(x: Tensor) -> torch.autocast:
+    """A backward pass called under autocast must not round what the forward pass kept."""
+    return torch.autocast(x.device.type, enabled=False)
 
 
 def _floats(state: State) -> list[Tensor]:
@@ -257,14 +269,25 @@ def _restore(tensors: Sequence[Tensor], work: Work) -> State:
     return State(count, key_mean, value_mean, covariance, work.mechanism, next(iter(rotated), None))
 
 
-def _differentiate(
-    outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor], create_graph: bool = False
-) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(
-        outputs, inputs, grads, create_graph=create_graph, allow_unused=True, materialize_grads=True
+def _differentiate(outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    grads = [grad.to(out.dtype) for out, grad in zip(outputs, grads, strict=True)]
+    return torch.autograd.grad(outputs, inputs, grads, allow_unused=True, materialize_grads=True)
+
+
+def _differentiate_whole(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """Gradients of those inputs that want one, themselves differentiable where that is asked for."""
+    pairs = [(out, grad) for out, grad in zip(outputs, grads, strict=True) if out.requires_grad]
+    wanted = [x for x in inputs if x.requires_grad]
+    found = iter(
+        torch.autograd.grad(
+            [out for out, _ in pairs],
+            wanted,
+            [grad for _, grad in pairs],
+            create_graph=torch.is_grad_enabled(),
+            allow_unused=True,
+            materialize_grads=True,
+        )
     )
-
-
-def _accumulate(totals: list[Tensor], parts: Sequence[Tensor]) -> None:
-    for total, part in zip(totals, parts, strict=True):
-        total += part
+    return tuple(next(found) if x.requires_grad else None for x in inputs)

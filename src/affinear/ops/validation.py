@@ -9,6 +9,7 @@ from .mechanisms import Mechanism
 from .precision import statistics_dtype
 from .rotary import Rotary
 from .state import State
+from .tracing import is_eager
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 BACKENDS = ("auto", "reference", "torch", "triton")
@@ -252,7 +253,10 @@ def check_state(
         raise ValueError(f"{name}: expected the device of the tokens, {tokens.device}, got {state.device}; call .to()")
     if (state.rotated_key_mean is None) != (rotary is None):
         has, wants = ("no rotary", "with") if state.rotated_key_mean is None else ("rotary", "without")
-        raise ValueError(f"rotary: expected what {name} was made with, {has} positions, got a call {wants} tables")
+        raise ValueError(
+            f"rotary: expected what {name} was made with, {has} positions, got a call {wants} tables; "
+            "pass tables to both or to neither"
+        )
 
 
 def check_state_widths(name: str, state: State, heads: int, features: int, values: int | None) -> None:
@@ -273,9 +277,7 @@ def check_state_widths(name: str, state: State, heads: int, features: int, value
 
 def _values_can_be_read(x: Tensor) -> bool:
     """Whether the numbers are there to look at: not while tracing, nor inside torch.func, nor under graph capture."""
-    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:  # pyright: ignore
-        return False
-    return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+    return is_eager() and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _shape(x: Tensor) -> tuple[int, ...]:

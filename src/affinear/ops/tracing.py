@@ -1,0 +1,20 @@
+"""Whether numbers and lengths are there to look at, or somebody else is looking at the operations."""
+
+from __future__ import annotations
+
+import torch
+
+
+def is_compiling() -> bool:
+    """Under `torch.compile` and `torch.export`, where a length may stand for any length."""
+    return torch.compiler.is_compiling()
+
+
+def is_transformed() -> bool:
+    """Inside `torch.func`, where a tensor may stand for many tensors."""
+    return torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore
+
+
+def is_eager() -> bool:
+    """Neither of the two."""
+    return not (is_compiling() or is_transformed())
