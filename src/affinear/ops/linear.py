@@ -240,15 +240,14 @@ def _scan(
         rotated_sum, rotated_sum_after = _running(rotated.sum(-2), n0 * start.centre, chunks)
     value_sum, value_sum_after = _running(value.sum(-2), n0 * start.value_mean, chunks)
     centre, centre_after = rotated_sum / n, rotated_sum_after / n_after
-    first = torch.take_along_dim(value, filled.int().argmax(-1)[..., None, None].expand_as(value[..., :1, :]), dim=-2)
-    reference = torch.where(count[..., None] == 0, first.squeeze(-2), value_sum / n)
+    first = value.gather(-2, filled.int().argmax(-1)[..., None, None].expand_as(value[..., :1, :])).squeeze(-2)
+    reference = torch.where(count[..., None] == 0, first, value_sum / n)
 
-    values = value - reference[..., None, :]
+    keys, values = rotated - centre_after[..., None, :], value - reference[..., None, :]
     if masked:
         values = values * filled[..., None]
     # The sum over the chunk of (phi(k) - mean after it) (v - mean before it)^T.
-    added = rotated.mT @ values - centre_after[..., None] * values.sum(-2)[..., None, :]
-    scatter, scatter_after = _running(added, n0[..., None] * start.covariance, chunks)
+    scatter, scatter_after = _running(keys.mT @ values, n0[..., None] * start.covariance, chunks)
     total = _last(count_after, start.count, chunks)
     final = State(
         count=total,

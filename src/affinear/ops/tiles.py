@@ -17,7 +17,7 @@ from . import linear
 from .mechanisms import Mechanism, is_built_in
 from .rotary import Rotary
 from .state import State, merge
-from .tracing import is_eager
+from .tracing import is_eager, stands_for_many
 
 CPU_TILE = 2**18  # numbers in a tile of keys: a megabyte in float32
 GPU_TILE = 2**24
@@ -156,7 +156,7 @@ class _Summarize(torch.autograd.Function):
         work: Work = ctx.work
         _, *grads_state = grads  # the count has none
         with _exact(key):
-            if _whole_is_needed():
+            if _whole_is_needed(grads):
                 with torch.enable_grad():
                     whole = linear.summarize(
                         key, value, mechanism=work.mechanism, key_mask=work.key_mask, rotary=work.rotary
@@ -183,7 +183,7 @@ class _Attend(torch.autograd.Function):
         query, count, *children = ctx.saved_tensors
         work: Work = ctx.work
         with _exact(query):
-            if _whole_is_needed():
+            if _whole_is_needed(grads):
                 with torch.enable_grad():
                     state = _restore((count, *children), work)
                     whole = linear.attend(query, state, scale=work.scale, rotary=work.rotary).to(query.dtype)
@@ -224,7 +224,7 @@ class _Causal(torch.autograd.Function):
         query, key, value, *rest = ctx.saved_tensors
         children, between = rest[:size], rest[size:]
         with _exact(query):
-            if _whole_is_needed():
+            if _whole_is_needed(grads):
                 with torch.enable_grad():
                     start = _restore((between[0], *children), work)
                     out, final = _causal_tile(query, key, value, start, work, slice(None))
@@ -247,9 +247,9 @@ class _Causal(torch.autograd.Function):
         return *totals, None, None, *carried
 
 
-def _whole_is_needed() -> bool:
+def _whole_is_needed(grads: Sequence[Tensor]) -> bool:
     """Whether this backward pass will itself be differentiated, or runs for many gradients at once."""
-    return torch.is_grad_enabled() or not is_eager()
+    return torch.is_grad_enabled() or any(map(stands_for_many, grads))
 
 
 def _exact(x: Tensor) -> torch.autocast:

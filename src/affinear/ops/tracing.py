@@ -15,6 +15,11 @@ def is_transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore
 
 
+def stands_for_many(x: torch.Tensor) -> bool:
+    """Whether a tensor is a batch in disguise, as gradients are under `is_grads_batched`."""
+    return torch._C._functorch.is_batchedtensor(x) or torch._C._functorch.is_legacy_batchedtensor(x)  # pyright: ignore
+
+
 def is_eager() -> bool:
     """Neither of the two."""
     return not (is_compiling() or is_transformed())
