@@ -75,13 +75,16 @@ def test_tiles_give_what_the_whole_gives(name: str, causal: bool, case: str, mon
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-def test_second_derivatives_pass_through_tiles(causal: bool, monkeypatch: pytest.MonkeyPatch):
-    inputs = tokens(batch=1, length=2 * linear.CHUNK)
+@pytest.mark.parametrize("continued", [False, True], ids=["alone", "continued"])
+def test_second_derivatives_pass_through_tiles(causal: bool, continued: bool, monkeypatch: pytest.MonkeyPatch):
+    query, key, value = inputs = tokens(batch=1, length=2 * linear.CHUNK)
 
     def penalty() -> tuple[Tensor, ...]:
-        out = af.attention(*inputs, causal=causal)
+        # A state made of the same keys: their gradient has two ways back, and neither may be counted twice.
+        before = af.summarize(key[:, :40], value[:, :40]) if continued else None
+        out = af.attention(query, key, value, causal=causal, initial_state=before)
         first = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
-        return torch.autograd.grad(torch.stack([x.square().sum() for x in first]).sum(), inputs)
+        return *first, *torch.autograd.grad(torch.stack([x.square().sum() for x in first]).sum(), inputs)
 
     by_tiles = penalty()
     monkeypatch.setattr(tiles, "CPU_TILE", 2**40)

@@ -158,6 +158,7 @@ class _Summarize(torch.autograd.Function):
         with _exact(key):
             if _whole_is_needed(grads):
                 with torch.enable_grad():
+                    key, value = _aliases(key, value)
                     whole = linear.summarize(
                         key, value, mechanism=work.mechanism, key_mask=work.key_mask, rotary=work.rotary
                     )
@@ -185,6 +186,7 @@ class _Attend(torch.autograd.Function):
         with _exact(query):
             if _whole_is_needed(grads):
                 with torch.enable_grad():
+                    query, *children = _aliases(query, *children)
                     state = _restore((count, *children), work)
                     whole = linear.attend(query, state, scale=work.scale, rotary=work.rotary).to(query.dtype)
                 grad_query, *rest = _differentiate_whole((whole,), (query, *children), grads)
@@ -226,9 +228,10 @@ class _Causal(torch.autograd.Function):
         with _exact(query):
             if _whole_is_needed(grads):
                 with torch.enable_grad():
+                    query, key, value, *children = _aliases(query, key, value, *children)
                     start = _restore((between[0], *children), work)
                     out, final = _causal_tile(query, key, value, start, work, slice(None))
-                outputs = (out.to(query.dtype), *_floats(final))
+                    outputs = (out.to(query.dtype), *_floats(final))
                 parts = _differentiate_whole(outputs, (query, key, value, *children), (grad_out, *grads_final))
                 return *parts[:3], None, None, *parts[3:]
             totals = [torch.empty_like(x) for x in (query, key, value)]
@@ -250,6 +253,11 @@ class _Causal(torch.autograd.Function):
 def _whole_is_needed(grads: Sequence[Tensor]) -> bool:
     """Whether this backward pass will itself be differentiated, or runs for many gradients at once."""
     return torch.is_grad_enabled() or any(map(stands_for_many, grads))
+
+
+def _aliases(*tensors: Tensor) -> list[Tensor]:
+    """The same tensors by other names: a gradient taken to them goes no further, even where one came of another."""
+    return [x.view_as(x) for x in tensors]
 
 
 def _exact(x: Tensor) -> torch.autocast:

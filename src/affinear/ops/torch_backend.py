@@ -82,7 +82,7 @@ def _causal(
         work = tiles.Work(mechanism, scale, tiles.tile_length(query), key_mask, rotary)
         if initial is None:
             nothing = work.options(slice(0, 0))
-            initial = linear.summarize(key[:, :0], value[:, :0], mechanism=mechanism, **nothing)
+            initial = linear.summarize(key[:, :0].detach(), value[:, :0].detach(), mechanism=mechanism, **nothing)
         return tiles.causal_attention(query, key, value, initial, work)
     return linear.causal_attention(query, key, value, mechanism, scale, key_mask, cu_seqlens, rotary, initial)
 
