@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .mechanisms import Mechanism
-from .packing import Chunks, packed_chunks, plain_chunks
+from .packing import Chunks, Packed, packed_chunks, plain_chunks
 from .precision import widen
 from .rotary import Rotary, rotate
 from .state import State, fraction
@@ -136,10 +136,13 @@ def causal_attention(
     level = _levels(count, past.count[..., None, None, None], own, before, plain, turned, mechanism, scale)
 
     # The weights of the chunk's own keys are spelled out, those of the keys before it go through their state.
-    scores = _visible(scores - own, key_mask, filled)
+    visible = filled[..., None, None, :].expand(*filled.shape[:-1], 1, chunks.size, chunks.size).tril()
+    scores = scores + -own
     # Centred scores sum to nothing but for rounding, which all values of a row would share: it is taken out.
-    scores = scores - scores.detach().sum(-1, keepdim=True) / count.clamp(min=1)
-    weights = _visible((level.slope * scores).add_(level.own), key_mask, filled)
+    scores = scores - (scores.detach() * visible).sum(-1, keepdim=True) / count.clamp(min=1)
+    weights = _lower((level.slope * scores).add_(level.own))
+    if key_mask is not None:
+        weights = weights * visible
     out = _product(weights, past.values)
     out += level.slope * _product(rotated_q, past.scatter)
     out += level.mean * past.reference[..., None, None, :]
@@ -151,11 +154,6 @@ def causal_attention(
 def _lower(x: Tensor) -> Tensor:
     """Nothing above the diagonal; x itself where that is allowed, which is many times faster."""
     return x.tril_() if is_eager() else x.tril()
-
-
-def _visible(x: Tensor, key_mask: Tensor | None, filled: Tensor) -> Tensor:
-    """Scores or weights (..., C, C) of a chunk's rows and keys, zero where a row does not see a key."""
-    return _lower(x) if key_mask is None else _lower(x).masked_fill(~filled[..., None, None, :], 0)
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:
@@ -230,34 +228,38 @@ def _scan(
     """Welford's update, a chunk at a time: cumulative sums of what each chunk adds."""
     start = _start(features, value, mechanism, initial, rotated is not features, chunks)
     n0 = start.count[..., None].to(value.dtype)
-    count, count_after = _running(filled.sum(-1).expand(features.shape[:3]), start.count, chunks)
+    own_count = filled.sum(-1).expand(features.shape[:3])
+    count, total = _running(own_count, start.count, chunks)
     n = count.clamp(min=1)[..., None].to(value.dtype)
-    n_after = count_after.clamp(min=1)[..., None].to(value.dtype)
+    n_after = (count + own_count).clamp(min=1)[..., None].to(value.dtype)
 
-    key_sum, key_sum_after = _running(features.sum(-2), n0 * start.key_mean, chunks)
-    rotated_sum, rotated_sum_after = key_sum, key_sum_after
+    own_sum = features.sum(-2)
+    key_sum, key_total = _running(own_sum, n0 * start.key_mean, chunks)
+    rotated_sum, rotated_total = key_sum, key_total
     if rotated is not features:
-        rotated_sum, rotated_sum_after = _running(rotated.sum(-2), n0 * start.centre, chunks)
-    value_sum, value_sum_after = _running(value.sum(-2), n0 * start.value_mean, chunks)
-    centre, centre_after = rotated_sum / n, rotated_sum_after / n_after
+        own_sum = rotated.sum(-2)
+        rotated_sum, rotated_total = _running(own_sum, n0 * start.centre, chunks)
+    value_sum, value_total = _running(value.sum(-2), n0 * start.value_mean, chunks)
     first = value.gather(-2, filled.int().argmax(-1)[..., None, None].expand_as(value[..., :1, :])).squeeze(-2)
     reference = torch.where(count[..., None] == 0, first, value_sum / n)
 
-    keys, values = rotated - centre_after[..., None, :], value - reference[..., None, :]
+    # Small things are negated before they are added: the gradient of a difference would negate the large ones.
+    keys = rotated + -((rotated_sum + own_sum) / n_after)[..., None, :]
+    values = value + -reference[..., None, :]
     if masked:
         values = values * filled[..., None]
     # The sum over the chunk of (phi(k) - mean after it) (v - mean before it)^T.
-    scatter, scatter_after = _running(keys.mT @ values, n0[..., None] * start.covariance, chunks)
-    total = _last(count_after, start.count, chunks)
+    scatter, scatter_total = _running(keys.mT @ values, n0[..., None] * start.covariance, chunks)
+    n_total = total.clamp(min=1)[..., None].to(value.dtype)
     final = State(
         count=total,
-        key_mean=_last(key_sum_after / n_after, start.key_mean, chunks),
-        value_mean=_last(value_sum_after / n_after, start.value_mean, chunks),
-        covariance=_last(scatter_after, n0[..., None] * start.covariance, chunks) / total.clamp(min=1)[..., None, None],
+        key_mean=key_total / n_total,
+        value_mean=value_total / n_total,
+        covariance=scatter_total / n_total[..., None],
         mechanism=mechanism,
-        rotated_key_mean=None if rotated is features else _last(centre_after, start.centre, chunks),
+        rotated_key_mean=None if rotated is features else rotated_total / n_total,
     )
-    return _Past(count, key_sum, rotated_sum, centre, scatter, reference, values, final)
+    return _Past(count, key_sum, rotated_sum, rotated_sum / n, scatter, reference, values, final)
 
 
 def _start(
@@ -275,34 +277,33 @@ def _start(
     return State(count, zeros, value_mean, covariance, mechanism, zeros if rotary else None)
 
 
-def _last(after: Tensor, start: Tensor, chunks: Chunks) -> Tensor:
-    """What is left after the last chunk (B, H, ...), of each sequence if they are packed; `start` for an empty one."""
-    if chunks.packed is None:
-        return after[:, :, -1]
-    empty = chunks.packed.empty.view(-1, *[1] * (start.ndim - 1))
-    return torch.where(empty, start, after[0, :, chunks.packed.last].transpose(0, 1))
-
-
 def _running(x: Tensor, start: Tensor, chunks: Chunks) -> tuple[Tensor, Tensor]:
-    """Sums of x (B, H, T, ...) over the chunks before each one, and up to it, counting from start (B, H, ...)."""
-    if chunks.packed is None:
-        if is_compiling() or chunks.number > FEW_CHUNKS:
-            total = torch.cat((start[:, :, None], x), dim=2).cumsum(2)
-        else:
-            total = torch.stack(list(accumulate((start, *x.unbind(2)))), dim=2)
-        return total[:, :, :-1], total[:, :, 1:]
-    start = start[chunks.packed.sequence].transpose(0, 1)[None]
-    index = torch.arange(chunks.number, device=x.device)
+    """Sums of x (B, H, T, ...) over the chunks before each one, and over all, counting from start (B, H, ...)."""
+    if chunks.packed is not None:
+        return _running_packed(x, start, chunks.packed)
+    if is_compiling() or chunks.number > FEW_CHUNKS:
+        total = torch.cat((start[:, :, None], x), dim=2).cumsum(2)
+        return total[:, :, :-1], total[:, :, -1]
+    *before, total = accumulate((start, *x.unbind(2)))
+    return torch.stack(before, dim=2), total
+
+
+def _running_packed(x: Tensor, start: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
+    """The same of x (1, H, T, ...) for each sequence by itself, in a logarithmic number of steps."""
+    number, trailing = x.shape[2], [1] * (x.ndim - 3)
+    index = torch.arange(number, device=x.device)
 
     def earlier(x: Tensor, step: int) -> Tensor:
         """What lies `step` chunks back in the same sequence, nothing where there is no such chunk."""
-        reached = (index - step >= first).view(-1, *[1] * (x.ndim - 3))
-        return F.pad(x[:, :, :-step], [0, 0] * (x.ndim - 3) + [step, 0]).masked_fill(~reached, 0)
+        reached = (index - step >= packed.first).view(-1, *trailing)
+        return F.pad(x[:, :, :-step], [0, 0] * len(trailing) + [step, 0]).masked_fill(~reached, 0)
 
-    first, step = chunks.packed.first, 1
-    while step < chunks.number:
+    step = 1
+    while step < number:
         x, step = x + earlier(x, step), 2 * step
-    return start + earlier(x, 1), start + x
+    before = start[packed.sequence].transpose(0, 1)[None] + earlier(x, 1)
+    total = start + x[0, :, packed.last].transpose(0, 1)
+    return before, torch.where(packed.empty.view(-1, *[1] * (start.ndim - 1)), start, total)
 
 
 def _merge_sequences(chunk: State, chunks: Chunks) -> State:

@@ -19,7 +19,7 @@ from .rotary import Rotary
 from .state import State, merge
 from .tracing import is_eager, stands_for_many
 
-CPU_TILE = 2**18  # numbers in a tile of keys: a megabyte in float32
+CPU_TILE = 2**19  # numbers in a tile of tokens: two megabytes in float32, what a second-level cache holds
 GPU_TILE = 2**24
 
 
@@ -59,7 +59,7 @@ class Work:
 
 
 def tile_length(tokens: Tensor) -> int:
-    """Tokens in a tile: a multiple of the chunk that makes a megabyte or so."""
+    """Tokens in a tile: a multiple of the chunk that makes a few megabytes."""
     numbers = CPU_TILE if tokens.device.type == "cpu" else GPU_TILE
     per_token = max(tokens.shape[0] * tokens.shape[2] * tokens.shape[3], 1)
     return max(numbers // per_token // linear.CHUNK, 1) * linear.CHUNK
