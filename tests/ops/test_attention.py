@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import affinear as af
-from affinear.ops import linear, rotary_1d, rotary_2d, tiles
+from affinear.ops import rotary_1d, rotary_2d, tiles
+from affinear.ops.causal import causal_attention
 from affinear.ops.rotary import Rotary
 
 LINEAR = (
@@ -355,7 +356,7 @@ def test_the_chunk_size_does_not_matter(mechanism: str, chunk: int, packed: bool
     query, key, value = draw_tokens(randn, mechanism, batch=1, queries=150, rotated=True)
     bounds = cu_seqlens((70, 0, 1, 79)) if packed else None
     rule, rotary = af.mechanisms()[mechanism], rotary_1d(150, 24)
-    out, state = linear.causal_attention(query, key, value, rule, 0.2, cu_seqlens=bounds, rotary=rotary, chunk=chunk)
+    out, state = causal_attention(query, key, value, rule, 0.2, cu_seqlens=bounds, rotary=rotary, chunk=chunk)
     expected, expected_state = af.attention(
         query,
         key,

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import affinear as af
-from affinear.ops import linear, rotary_1d, tiles
+from affinear.ops import rotary_1d, tiles
+from affinear.ops.layout import CHUNK
 from affinear.ops.mechanisms import reciprocal
 
-LENGTH = 3 * linear.CHUNK + 17  # three whole tiles and a piece
+LENGTH = 3 * CHUNK + 17  # three whole tiles and a piece
 NAMES = ["linear", "relu", "focused", "inline", "mala", "nala", "nala_cosine", "mala_released", "nala_released"]
 
 
@@ -77,7 +78,7 @@ def test_tiles_give_what_the_whole_gives(name: str, causal: bool, case: str, mon
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("continued", [False, True], ids=["alone", "continued"])
 def test_second_derivatives_pass_through_tiles(causal: bool, continued: bool, monkeypatch: pytest.MonkeyPatch):
-    query, key, value = inputs = tokens(batch=1, length=2 * linear.CHUNK)
+    query, key, value = inputs = tokens(batch=1, length=2 * CHUNK)
 
     def penalty() -> tuple[Tensor, ...]:
         # A state made of the same keys: their gradient has two ways back, and neither may be counted twice.

@@ -1,27 +1,18 @@
-"""The formula over whole tensors, in linear time: summarize, attend, and the causal scan.
-
-Inside, heads come before tokens: (B, H, N, D), and (B, H, T, C, D) in chunks. Queries that share a key head lie side by
-side as rows of one matrix, so that grouped heads cost no copies of keys.
-"""
+"""Summarize and attend over whole tensors, in linear time."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from .layout import CHUNK, arrange_keys, arrange_queries, cut_into_chunks, restore_tokens
 from .mechanisms import Mechanism
-from .packing import Chunks, Packed, packed_chunks, plain_chunks
+from .packing import Chunks
 from .precision import widen
-from .rotary import Rotary, rotate
-from .state import State, fraction
-from .tracing import is_compiling, is_eager
-
-FEW_CHUNKS = 32  # up to here adding one by one beats torch's cumulative sum, which is slow across rows
-CHUNK = 64  # tokens; scores within a chunk then cost as much as the states between chunks
+from .rotary import Rotary
+from .state import State, fraction, outer
 
 
 def summarize(
@@ -37,11 +28,11 @@ def summarize(
     """The state of keys (B, M, H, D) and values (B, M, H, E)."""
     key, value = widen(key), widen(value)
     if cu_seqlens is None:
-        features, rotated, value = _keys_and_values(key, value, mechanism, key_mask, rotary)
+        features, rotated, value = arrange_keys(key, value, mechanism, key_mask, rotary)
         filled = None if key_mask is None else key_mask[:, None]
         return _moments(features, rotated, value, filled, mechanism)
-    chunks = _chunks(key, chunk, cu_seqlens)
-    features, rotated, value = _keys_and_values(key, value, mechanism, None, rotary, chunks)
+    chunks = cut_into_chunks(key, chunk, cu_seqlens)
+    features, rotated, value = arrange_keys(key, value, mechanism, None, rotary, chunks)
     return _merge_sequences(_moments(features, rotated, value, chunks.filled, mechanism), chunks)
 
 
@@ -55,7 +46,7 @@ def summarize_backward(
     """
     with torch.enable_grad():
         key = key.detach().requires_grad_()
-        features, rotated, values = _keys_and_values(widen(key), widen(value), state.mechanism, key_mask, rotary)
+        features, rotated, values = arrange_keys(widen(key), widen(value), state.mechanism, key_mask, rotary)
     n = state.count.clamp(min=1)[..., None, None].to(state.dtype)
     with torch.no_grad():
         values = values - state.value_mean[..., None, :]
@@ -87,223 +78,20 @@ def attend(
     query = widen(query)
     chunks = None
     if cu_seqlens is not None:
-        chunks = _chunks(query, chunk, cu_seqlens)
+        chunks = cut_into_chunks(query, chunk, cu_seqlens)
         assert chunks.packed is not None
         sequence = chunks.packed.sequence
         state = state.map(lambda x: x[sequence].transpose(0, 1)[None])
     mechanism, heads = state.mechanism, state.key_mean.shape[1]
     assert mechanism.gain is not None
-    features, rotated = _rows(query, mechanism, heads, rotary, chunks)
+    features, rotated = arrange_queries(query, mechanism, heads, rotary, chunks)
     z = scale * (features @ state.key_mean[..., None])
     mean = state.value_mean[..., None, :]
     if mechanism.mean_weight is not None:
         plain, turned = features * state.key_mean[..., None, :], rotated * state.centre[..., None, :]
         mean = mechanism.mean_weight(z, scale * (turned - plain).sum(-1, keepdim=True)) * mean
     out = (mechanism.gain(z) * (rotated @ (scale * state.covariance))).add_(mean)
-    return _tokens(out, query.shape[2] // heads, chunks)
-
-
-def causal_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mechanism: Mechanism,
-    scale: float,
-    key_mask: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    rotary: Rotary | None = None,
-    initial: State | None = None,
-    chunk: int = CHUNK,
-) -> tuple[Tensor, State]:
-    """Answers (B, N, H, E) to queries that see the keys up to their own, and the state after all of them."""
-    query, key, value = widen(query), widen(key), widen(value)
-    chunks, heads = _chunks(key, chunk, cu_seqlens), key.shape[2]
-    features, rotated, value = _keys_and_values(key, value, mechanism, key_mask, rotary, chunks)
-    filled = chunks.filled if key_mask is None else chunks.filled & chunks.split(key_mask)[:, None]
-    masked = key_mask is not None or not chunks.full
-    past = _scan(features, rotated, value, filled, masked, mechanism, initial, chunks)
-
-    group = query.shape[2] // heads
-    features_q, rotated_q = (x.unflatten(-2, (group, -1)) for x in _rows(query, mechanism, heads, rotary, chunks))
-    count = filled.cumsum(-1)[..., None, :, None]
-    scores = _lower(_product(rotated_q, rotated.mT))
-    own = scores.sum(-1, keepdim=True) / count.clamp(min=1)
-    before = _product(rotated_q, past.centre[..., None])
-    plain = turned = None
-    if rotary is not None:
-        plain = features_q * (past.key_sum[..., None, :] + features.cumsum(-2))[..., None, :, :]
-        turned = rotated_q * (past.rotated_sum[..., None, :] + rotated.cumsum(-2))[..., None, :, :]
-    level = _levels(count, past.count[..., None, None, None], own, before, plain, turned, mechanism, scale)
-
-    # The weights of the chunk's own keys are spelled out, those of the keys before it go through their state.
-    visible = filled[..., None, None, :].expand(*filled.shape[:-1], 1, chunks.size, chunks.size).tril()
-    scores = scores + -own
-    # Centred scores sum to nothing but for rounding, which all values of a row would share: it is taken out.
-    scores = scores - (scores.detach() * visible).sum(-1, keepdim=True) / count.clamp(min=1)
-    weights = _lower((level.slope * scores).add_(level.own))
-    if key_mask is not None:
-        weights = weights * visible
-    out = _product(weights, past.values)
-    out += level.slope * _product(rotated_q, past.scatter)
-    out += level.mean * past.reference[..., None, None, :]
-    if key_mask is not None:
-        out = out.masked_fill(past.count[..., None, None, None] + count == 0, 0)
-    return _tokens(out.flatten(-3, -2), group, chunks), past.final
-
-
-def _lower(x: Tensor) -> Tensor:
-    """Nothing above the diagonal; x itself where that is allowed, which is many times faster."""
-    return x.tril_() if is_eager() else x.tril()
-
-
-def _product(x: Tensor, y: Tensor) -> Tensor:
-    """Rows of every query group (..., G, C, F) times a matrix that the groups share (..., F, E)."""
-    return (x.flatten(-3, -2) @ y).unflatten(-2, x.shape[-3:-1])
-
-
-@dataclass(frozen=True)
-class _Levels:
-    """How a row's weights depend on the scores, (B, H, T, G, C, 1) each: w = own + slope * (score - mean score)."""
-
-    slope: Tensor
-    own: Tensor  # weight of a key of the chunk that scores the mean of the chunk
-    mean: Tensor | int  # sum of all weights
-
-
-def _levels(
-    own_count: Tensor,
-    past_count: Tensor,
-    own: Tensor,
-    past: Tensor,
-    plain: Tensor | None,
-    turned: Tensor | None,
-    mechanism: Mechanism,
-    scale: float,
-) -> _Levels:
-    """Levels from counts and mean scores; under rotation `plain` and `turned` sum over channels to sums of scores."""
-    assert mechanism.gain is not None
-    n = (own_count + past_count).clamp(min=1).to(own.dtype)
-    # Differences of scores are taken before anything else, so that their common part has nothing left to cancel.
-    lead = scale * (own - past)
-    z, added = scale * past + own_count / n * lead, torch.zeros_like(n)
-    if plain is not None and turned is not None:
-        z, added = (scale * x.sum(-1, keepdim=True) / n for x in (plain, turned - plain))
-    gain = mechanism.gain(z)
-    mean = 1 if mechanism.mean_weight is None else mechanism.mean_weight(z, added)
-    return _Levels(
-        slope=gain * scale / n,
-        own=(mean + gain * lead * (past_count / n)) / n,
-        mean=mean,
-    )
-
-
-@dataclass(frozen=True)
-class _Past:
-    """What the queries of each chunk know from the chunks before it; T is the chunk axis.
-
-    Values are told from a reference, the mean of those before the chunk, or the first there is: answers do not depend
-    on it, what is left to add up is small, and nothing of the future is in it.
-    """
-
-    count: Tensor  # (B, H, T)
-    key_sum: Tensor  # (B, H, T, F), of unrotated features
-    rotated_sum: Tensor  # (B, H, T, F)
-    centre: Tensor  # (B, H, T, F), mean of rotated features
-    scatter: Tensor  # (B, H, T, F, E), the covariance times the count
-    reference: Tensor  # (B, H, T, E)
-    values: Tensor  # (B, H, T, C, E), the chunk's own values from the reference
-    final: State
-
-
-def _scan(
-    features: Tensor,
-    rotated: Tensor,
-    value: Tensor,
-    filled: Tensor,
-    masked: bool,
-    mechanism: Mechanism,
-    initial: State | None,
-    chunks: Chunks,
-) -> _Past:
-    """Welford's update, a chunk at a time: cumulative sums of what each chunk adds."""
-    start = _start(features, value, mechanism, initial, rotated is not features, chunks)
-    n0 = start.count[..., None].to(value.dtype)
-    own_count = filled.sum(-1).expand(features.shape[:3])
-    count, total = _running(own_count, start.count, chunks)
-    n = count.clamp(min=1)[..., None].to(value.dtype)
-    n_after = (count + own_count).clamp(min=1)[..., None].to(value.dtype)
-
-    own_sum = features.sum(-2)
-    key_sum, key_total = _running(own_sum, n0 * start.key_mean, chunks)
-    rotated_sum, rotated_total = key_sum, key_total
-    if rotated is not features:
-        own_sum = rotated.sum(-2)
-        rotated_sum, rotated_total = _running(own_sum, n0 * start.centre, chunks)
-    value_sum, value_total = _running(value.sum(-2), n0 * start.value_mean, chunks)
-    first = value.gather(-2, filled.int().argmax(-1)[..., None, None].expand_as(value[..., :1, :])).squeeze(-2)
-    reference = torch.where(count[..., None] == 0, first, value_sum / n)
-
-    # Small things are negated before they are added: the gradient of a difference would negate the large ones.
-    keys = rotated + -((rotated_sum + own_sum) / n_after)[..., None, :]
-    values = value + -reference[..., None, :]
-    if masked:
-        values = values * filled[..., None]
-    # The sum over the chunk of (phi(k) - mean after it) (v - mean before it)^T.
-    scatter, scatter_total = _running(keys.mT @ values, n0[..., None] * start.covariance, chunks)
-    n_total = total.clamp(min=1)[..., None].to(value.dtype)
-    final = State(
-        count=total,
-        key_mean=key_total / n_total,
-        value_mean=value_total / n_total,
-        covariance=scatter_total / n_total[..., None],
-        mechanism=mechanism,
-        rotated_key_mean=None if rotated is features else rotated_total / n_total,
-    )
-    return _Past(count, key_sum, rotated_sum, rotated_sum / n, scatter, reference, values, final)
-
-
-def _start(
-    features: Tensor, value: Tensor, mechanism: Mechanism, initial: State | None, rotary: bool, chunks: Chunks
-) -> State:
-    """The state before the first token, (B, H, ...); of each sequence if they are packed."""
-    if initial is not None:
-        return initial
-    batch = features.shape[0] if chunks.packed is None else chunks.packed.last.shape[0]
-    heads, width = features.shape[1], features.shape[-1]
-    zeros = features.new_zeros(batch, heads, width)
-    value_mean = value.new_zeros(batch, heads, value.shape[-1])
-    covariance = value.new_zeros(batch, heads, width, value.shape[-1])
-    count = torch.zeros(batch, heads, dtype=torch.long, device=value.device)
-    return State(count, zeros, value_mean, covariance, mechanism, zeros if rotary else None)
-
-
-def _running(x: Tensor, start: Tensor, chunks: Chunks) -> tuple[Tensor, Tensor]:
-    """Sums of x (B, H, T, ...) over the chunks before each one, and over all, counting from start (B, H, ...)."""
-    if chunks.packed is not None:
-        return _running_packed(x, start, chunks.packed)
-    if is_compiling() or chunks.number > FEW_CHUNKS:
-        total = torch.cat((start[:, :, None], x), dim=2).cumsum(2)
-        return total[:, :, :-1], total[:, :, -1]
-    *before, total = accumulate((start, *x.unbind(2)))
-    return torch.stack(before, dim=2), total
-
-
-def _running_packed(x: Tensor, start: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
-    """The same of x (1, H, T, ...) for each sequence by itself, in a logarithmic number of steps."""
-    number, trailing = x.shape[2], [1] * (x.ndim - 3)
-    index = torch.arange(number, device=x.device)
-
-    def earlier(x: Tensor, step: int) -> Tensor:
-        """What lies `step` chunks back in the same sequence, nothing where there is no such chunk."""
-        reached = (index - step >= packed.first).view(-1, *trailing)
-        return F.pad(x[:, :, :-step], [0, 0] * len(trailing) + [step, 0]).masked_fill(~reached, 0)
-
-    step = 1
-    while step < number:
-        x, step = x + earlier(x, step), 2 * step
-    before = start[packed.sequence].transpose(0, 1)[None] + earlier(x, 1)
-    total = start + x[0, :, packed.last].transpose(0, 1)
-    return before, torch.where(packed.empty.view(-1, *[1] * (start.ndim - 1)), start, total)
+    return restore_tokens(out, query.shape[2] // heads, chunks)
 
 
 def _merge_sequences(chunk: State, chunks: Chunks) -> State:
@@ -321,9 +109,7 @@ def _merge_sequences(chunk: State, chunks: Chunks) -> State:
     count = gather(chunk.count)
     share = fraction(chunk.count, spread(count), chunk.dtype)[..., None]
     whole = chunk.map(lambda x: gather(share * x) if x.ndim == 4 else count)
-    between = (chunk.centre - spread(whole.centre))[..., None] * (chunk.value_mean - spread(whole.value_mean))[
-        ..., None, :
-    ]
+    between = outer(chunk.centre - spread(whole.centre), chunk.value_mean - spread(whole.value_mean))
     return replace(whole, covariance=gather(share[..., None] * (chunk.covariance + between)))
 
 
@@ -343,67 +129,3 @@ def _moments(features: Tensor, rotated: Tensor, value: Tensor, filled: Tensor | 
         keys = keys.masked_fill(~filled[..., None], 0)
     covariance = keys.mT @ values / n[..., None]
     return State(count, key_mean, value_mean, covariance, mechanism, None if rotated is features else centre)
-
-
-def _chunks(x: Tensor, size: int, cu_seqlens: Tensor | None) -> Chunks:
-    length = x.shape[1]
-    if not is_compiling() or length == 1:
-        size = min(size, max(length, 1))
-    if cu_seqlens is None:
-        return plain_chunks(length, size, x.device)
-    return packed_chunks(cu_seqlens, length, size)
-
-
-def _keys_and_values(
-    key: Tensor,
-    value: Tensor,
-    mechanism: Mechanism,
-    key_mask: Tensor | None,
-    rotary: Rotary | None,
-    chunks: Chunks | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Features of keys, their rotated twins, and values, all (B, H, N, ...) or (B, H, T, C, ...), zero where masked."""
-    if key_mask is None:
-        features = mechanism.key_map(key)
-    else:
-        # What is masked may hold anything, even NaN, which zero times would not remove.
-        hidden = ~key_mask[..., None, None]
-        key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
-        features = mechanism.key_map(key).masked_fill(hidden, 0)
-    rotated = features if rotary is None else rotate(features, rotary)
-    if chunks is None:
-        features, value = features.transpose(1, 2), value.transpose(1, 2)
-        return features, features if rotary is None else rotated.transpose(1, 2), value
-
-    def split(x: Tensor) -> Tensor:
-        x = chunks.split(x)
-        if chunks.packed is not None:
-            x = x.masked_fill(~chunks.filled[..., None, None], 0)
-        return x.movedim(3, 1).contiguous()
-
-    features = split(features)
-    return features, features if rotary is None else split(rotated), split(value)
-
-
-def _rows(
-    query: Tensor, mechanism: Mechanism, heads: int, rotary: Rotary | None, chunks: Chunks | None
-) -> tuple[Tensor, Tensor]:
-    """Features of queries and their rotated twins: (B, heads, G * N, F), or (B, heads, T, G * C, F)."""
-
-    def arrange(x: Tensor) -> Tensor:
-        x = x if chunks is None else chunks.split(x)
-        x = x.unflatten(-2, (heads, -1)).movedim((-3, -2), (1, -3))
-        # One copy here saves one in every product.
-        return x.contiguous().flatten(-3, -2)
-
-    features = mechanism.query_map(query)
-    if rotary is None:
-        rows = arrange(features)
-        return rows, rows
-    return arrange(features), arrange(rotate(features, rotary))
-
-
-def _tokens(rows: Tensor, group: int, chunks: Chunks | None) -> Tensor:
-    """What `_rows` arranged, back as (B, N, H, E)."""
-    x = rows.unflatten(-2, (group, -1)).movedim((1, -3), (-3, -2)).flatten(-3, -2)
-    return x if chunks is None else chunks.join(x)

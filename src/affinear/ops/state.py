@@ -121,7 +121,7 @@ class State:
             self, count=count, key_mean=key_mean, value_mean=value_mean, rotated_key_mean=next(iter(rotated), None)
         )
         # The covariance is taken about the means of all, so that nothing large is left to cancel.
-        between = _outer(self.centre - whole.centre, self.value_mean - whole.value_mean)
+        between = outer(self.centre - whole.centre, self.value_mean - whole.value_mean)
         covariance = _all_reduce_sum(share[..., None] * (self.covariance + between), group)
         return replace(whole, covariance=covariance)
 
@@ -140,7 +140,7 @@ def merge(a: State, b: State) -> State:
     def mean(x: Tensor, y: Tensor) -> Tensor:
         return share_a * x + share_b * y
 
-    between = _outer(share_a * (b.centre - a.centre), share_b * (b.value_mean - a.value_mean))
+    between = outer(share_a * (b.centre - a.centre), share_b * (b.value_mean - a.value_mean))
     rotated = None
     if a.rotated_key_mean is not None and b.rotated_key_mean is not None:
         rotated = mean(a.rotated_key_mean, b.rotated_key_mean)
@@ -154,7 +154,8 @@ def merge(a: State, b: State) -> State:
     )
 
 
-def _outer(x: Tensor, y: Tensor) -> Tensor:
+def outer(x: Tensor, y: Tensor) -> Tensor:
+    """Every product of an entry of x (..., F) and one of y (..., E)."""
     return x[..., :, None] * y[..., None, :]
 
 

@@ -1,4 +1,4 @@
-"""Tile by tile: the same functions as `linear`, over tiles of tokens small enough to stay in the cache.
+"""Tile by tile: the functions of `linear` and `causal` over tiles of tokens small enough to stay in the cache.
 
 States add, so a tile is summarized, merged and forgotten. The backward pass goes through the tiles again and computes
 each one anew, so that nothing but the inputs and the states between tiles is kept.
@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import linear
+from . import causal, linear
+from .layout import CHUNK
 from .mechanisms import Mechanism, is_built_in
 from .rotary import Rotary
 from .state import State, merge
@@ -62,7 +63,7 @@ def tile_length(tokens: Tensor) -> int:
     """Tokens in a tile: a multiple of the chunk that makes a few megabytes."""
     numbers = CPU_TILE if tokens.device.type == "cpu" else GPU_TILE
     per_token = max(tokens.shape[0] * tokens.shape[2] * tokens.shape[3], 1)
-    return max(numbers // per_token // linear.CHUNK, 1) * linear.CHUNK
+    return max(numbers // per_token // CHUNK, 1) * CHUNK
 
 
 def worthwhile(mechanism: Mechanism, rotary: Rotary | None, *tokens: Tensor) -> bool:
@@ -92,7 +93,7 @@ def attend(query: Tensor, state: State, work: Work) -> Tensor:
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, initial: State, work: Work) -> tuple[Tensor, State]:
-    """`linear.causal_attention`, tile by tile."""
+    """`causal.causal_attention`, tile by tile."""
     children = _floats(initial)
     if not (torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value, *children))):
         return _causal(query, key, value, initial, work)
@@ -137,7 +138,7 @@ def _causal(
 def _causal_tile(
     query: Tensor, key: Tensor, value: Tensor, state: State, work: Work, tile: slice
 ) -> tuple[Tensor, State]:
-    return linear.causal_attention(query, key, value, work.mechanism, work.scale, initial=state, **work.options(tile))
+    return causal.causal_attention(query, key, value, work.mechanism, work.scale, initial=state, **work.options(tile))
 
 
 class _Summarize(torch.autograd.Function):

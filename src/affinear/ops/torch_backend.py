@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import linear, tiles
+from .causal import causal_attention
 from .mechanisms import Mechanism
 from .packing import visibility
 from .rotary import Rotary, rotate
@@ -84,7 +85,7 @@ def _causal(
             nothing = work.options(slice(0, 0))
             initial = linear.summarize(key[:, :0].detach(), value[:, :0].detach(), mechanism=mechanism, **nothing)
         return tiles.causal_attention(query, key, value, initial, work)
-    return linear.causal_attention(query, key, value, mechanism, scale, key_mask, cu_seqlens, rotary, initial)
+    return causal_attention(query, key, value, mechanism, scale, key_mask, cu_seqlens, rotary, initial)
 
 
 def softmax(query: Tensor, key: Tensor, value: Tensor, scale: float, visible: Tensor | None, causal: bool) -> Tensor:
