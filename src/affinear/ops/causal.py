@@ -55,10 +55,11 @@ def causal_attention(
     level = _levels(count, past.count[..., None, None, None], own, before, plain, turned, mechanism, scale)
 
     # The weights of the chunk's own keys are spelled out, those of the keys before it go through their state.
-    visible = filled[..., None, None, :].expand(*filled.shape[:-1], 1, chunks.size, chunks.size).tril()
-    scores = scores + -own
+    square = (*filled.shape[:-1], 1, chunks.size, chunks.size)
+    visible = filled[..., None, None, :].to(value.dtype).expand(square).tril()
+    scores += -own
     # Centred scores sum to nothing but for rounding, which all values of a row would share: it is taken out.
-    scores = scores - (scores.detach() * visible).sum(-1, keepdim=True) / count.clamp(min=1)
+    scores -= (scores.detach() * visible).sum(-1, keepdim=True) / count.clamp(min=1)
     weights = _lower((level.slope * scores).add_(level.own))
     if key_mask is not None:
         weights = weights * visible

@@ -67,7 +67,7 @@ def identity(x: Tensor) -> Tensor:
 def elu_plus_one(x: Tensor) -> Tensor:
     """`elu(x) + 1` without the subtraction, so that it stays positive however negative x is."""
     positive = F.relu(x)
-    return positive + torch.exp(x - positive)
+    return positive + (x - positive).exp_()
 
 
 def focused(x: Tensor) -> Tensor:

@@ -6,8 +6,9 @@ each one anew, so that nothing but the inputs and the states between tiles is ke
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, reduce
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ class Work:
 
     def tiles(self, length: int) -> list[slice]:
         """The tiles of so many tokens, in order."""
+        keep_freed_memory()
         return [slice(start, min(start + self.tile, length)) for start in range(0, length, self.tile)]
 
     def options(self, tile: slice) -> dict[str, Any]:
@@ -64,6 +66,16 @@ def tile_length(tokens: Tensor) -> int:
     numbers = CPU_TILE if tokens.device.type == "cpu" else GPU_TILE
     per_token = max(tokens.shape[0] * tokens.shape[2] * tokens.shape[3], 1)
     return max(numbers // per_token // CHUNK, 1) * CHUNK
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Ask the C allocator, once, to keep what tiles give back for the next tile.
+
+    The allocator of glibc hands blocks back to the system from a size on that it learns from the largest block freed;
+    before it has seen one of 31 MB, every tile would have its memory mapped and cleared anew.
+    """
+    torch.empty(31 * 2**20, dtype=torch.uint8)
 
 
 def worthwhile(mechanism: Mechanism, rotary: Rotary | None, *tokens: Tensor) -> bool:
@@ -106,14 +118,7 @@ def _summarize(key: Tensor, value: Tensor, work: Work) -> State:
         linear.summarize(key[:, tile], value[:, tile], mechanism=work.mechanism, **work.options(tile))
         for tile in work.tiles(key.shape[1])
     )
-    return _merge_all(states)
-
-
-def _merge_all(states: Iterator[State]) -> State:
-    total = next(states)
-    for state in states:
-        total = merge(total, state)
-    return total
+    return reduce(merge, states)
 
 
 def _attend(query: Tensor, state: State, work: Work) -> Tensor:
