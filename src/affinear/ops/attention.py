@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Literal, overload
 
-import torch
 from torch import Tensor
 
 from . import reference, torch_backend
 from . import validation as check
 from .mechanisms import Mechanism, find
 from .packing import visibility
-from .precision import widen
+from .precision import exact, widen
 from .rotary import Rotary
 from .state import State
 
@@ -114,7 +113,7 @@ def attention(
         batch = key.shape[0] if cu_seqlens_k is None else cu_seqlens_k.shape[0] - 1
         check.check_state("initial_state", initial_state, rule, key, batch, rotary)
         check.check_state_widths("initial_state", initial_state, key.shape[2], _width(rule, key), value.shape[3])
-    with _exact(query):
+    with exact(query):
         out, state = engine.attention(
             query,
             key,
@@ -174,7 +173,7 @@ def summarize(
     check.check_mask(key_mask, key, packed=cu_seqlens_k is not None)
     check.check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, "key", key)
     check.check_rotary(rotary, key, "key")
-    with _exact(key):
+    with exact(key):
         return engine.summarize(key, value, mechanism=rule, key_mask=key_mask, cu_seqlens=cu_seqlens_k, rotary=rotary)
 
 
@@ -220,7 +219,7 @@ def attend(
     heads = state.key_mean.shape[1]
     check.check_groups(query.shape[2], heads)
     check.check_state_widths("state", state, heads, _width(state.mechanism, query), None)
-    with _exact(query):
+    with exact(query):
         out = engine.attend(
             query, state, scale=_scale(scale, state.mechanism, query), cu_seqlens=cu_seqlens_q, rotary=rotary
         )
@@ -271,7 +270,7 @@ def weights(
     check.check_tokens("key", key)
     _check_scores(query, key, scale, causal, key_mask, cu_seqlens_q, cu_seqlens_k, rotary)
     visible = visibility(query, key, causal, key_mask, cu_seqlens_q, cu_seqlens_k)
-    with _exact(query):
+    with exact(query):
         rows = reference.weights(query, key, rule, _scale(scale, rule, query), visible, rotary)
     return rows.to(query.dtype)
 
@@ -299,11 +298,6 @@ def _check_scores(
     check.check_packing(query, key, cu_seqlens_q, cu_seqlens_k, causal)
     check.check_rotary_lengths(rotary, query, key)
     check.check_rotary(rotary, query, "query")
-
-
-def _exact(x: Tensor) -> torch.autocast:
-    """Autocast would round the statistics to half precision; inside, it is off."""
-    return torch.autocast(x.device.type, enabled=False)
 
 
 def _scale(scale: float | None, mechanism: Mechanism, query: Tensor) -> float:

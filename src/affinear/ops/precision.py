@@ -14,3 +14,8 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
 def widen(x: Tensor) -> Tensor:
     """Tokens in the type in which sums are kept; the tensor itself where it has that type already."""
     return x.to(statistics_dtype(x.dtype))
+
+
+def exact(x: Tensor) -> torch.autocast:
+    """A region without autocast, which would round the statistics to half precision, in the backward pass too."""
+    return torch.autocast(x.device.type, enabled=False)

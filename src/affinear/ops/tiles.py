@@ -17,6 +17,7 @@ from torch import Tensor
 from . import causal, linear
 from .layout import CHUNK
 from .mechanisms import Mechanism, is_built_in
+from .precision import exact
 from .rotary import Rotary
 from .state import State, merge
 from .tracing import is_eager, stands_for_many
@@ -161,7 +162,7 @@ class _Summarize(torch.autograd.Function):
         key, value, count, *children = ctx.saved_tensors
         work: Work = ctx.work
         _, *grads_state = grads  # the count has none
-        with _exact(key):
+        with exact(key):
             if _whole_is_needed(grads):
                 with torch.enable_grad():
                     key, value = _aliases(key, value)
@@ -189,7 +190,7 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, count, *children = ctx.saved_tensors
         work: Work = ctx.work
-        with _exact(query):
+        with exact(query):
             if _whole_is_needed(grads):
                 with torch.enable_grad():
                     query, *children = _aliases(query, *children)
@@ -231,7 +232,7 @@ class _Causal(torch.autograd.Function):
         size = len(grads_final)
         query, key, value, *rest = ctx.saved_tensors
         children, between = rest[:size], rest[size:]
-        with _exact(query):
+        with exact(query):
             if _whole_is_needed(grads):
                 with torch.enable_grad():
                     query, key, value, *children = _aliases(query, key, value, *children)
@@ -264,11 +265,6 @@ def _whole_is_needed(grads: Sequence[Tensor]) -> bool:
 def _aliases(*tensors: Tensor) -> list[Tensor]:
     """The same tensors by other names: a gradient taken to them goes no further, even where one came of another."""
     return [x.view_as(x) for x in tensors]
-
-
-def _exact(x: Tensor) -> torch.autocast:
-    """A backward pass called under autocast must not round what the forward pass kept."""
-    return torch.autocast(x.device.type, enabled=False)
 
 
 def _floats(state: State) -> list[Tensor]:
