@@ -11,11 +11,18 @@ import torch
 from torch import Tensor
 
 
+@pytest.fixture(autouse=True)
+def seed(request: pytest.FixtureRequest) -> int:
+    """Fresh numbers in every run. A failing test reports its seed; AFFINEAR_SEED repeats it."""
+    number = int(os.environ.get("AFFINEAR_SEED", secrets.randbits(32)))
+    torch.manual_seed(number)
+    request.node.add_report_section("setup", "seed", f"AFFINEAR_SEED={number}")
+    return number
+
+
 @pytest.fixture
-def randn(request: pytest.FixtureRequest) -> Callable[..., Tensor]:
-    """`torch.randn` in float64. A failing test reports its seed; AFFINEAR_SEED repeats it."""
-    seed = int(os.environ.get("AFFINEAR_SEED", secrets.randbits(32)))
-    request.node.add_report_section("setup", "seed", f"AFFINEAR_SEED={seed}")
+def randn(seed: int) -> Callable[..., Tensor]:
+    """`torch.randn` in float64."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Callable
 
 import pytest
@@ -27,14 +25,6 @@ HEADS, WIDTH, VALUES = 2, 4, 3
 every_mechanism = pytest.mark.parametrize("mechanism", MECHANISMS)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 causal_or_not = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-
-
-@pytest.fixture(autouse=True)
-def seed(request: pytest.FixtureRequest) -> None:
-    """Fresh numbers in every run. A failing test reports its seed; AFFINEAR_SEED repeats it."""
-    number = int(os.environ.get("AFFINEAR_SEED", secrets.randbits(32)))
-    torch.manual_seed(number)
-    request.node.add_report_section("setup", "seed", f"AFFINEAR_SEED={number}")
 
 
 def tokens(queries: int, keys: int | None = None, dtype: torch.dtype = torch.float32) -> list[Tensor]:

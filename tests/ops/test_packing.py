@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import secrets
 from typing import Any
 
 import pytest
@@ -23,14 +21,6 @@ HEADS, KEY_HEADS, WIDTH, VALUES = 4, 2, 6, 3
 LENGTHS = (5, 0, 1, 64, 130, 0, 0, 63, 65, 2, 0)
 
 causal_or_not = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-
-
-@pytest.fixture(autouse=True)
-def seed(request: pytest.FixtureRequest) -> None:
-    """Fresh numbers in every run. A failing test reports its seed; AFFINEAR_SEED repeats it."""
-    number = int(os.environ.get("AFFINEAR_SEED", secrets.randbits(32)))
-    torch.manual_seed(number)
-    request.node.add_report_section("setup", "seed", f"AFFINEAR_SEED={number}")
 
 
 def starts(lengths: tuple[int, ...]) -> Tensor:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import io
-import os
 import pickle
-import secrets
 from collections.abc import Iterable
 
 import pytest
@@ -24,14 +22,6 @@ Rotary = tuple[Tensor, Tensor]
 
 LINEAR = [name for name, mechanism in af.mechanisms().items() if mechanism.gain is not None]
 BATCH, HEADS, WIDTH, VALUES = 2, 3, 4, 5
-
-
-@pytest.fixture(autouse=True)
-def seed(request: pytest.FixtureRequest) -> None:
-    """Fresh numbers in every run. A failing test reports its seed; AFFINEAR_SEED repeats it."""
-    number = int(os.environ.get("AFFINEAR_SEED", secrets.randbits(32)))
-    torch.manual_seed(number)
-    request.node.add_report_section("setup", "seed", f"AFFINEAR_SEED={number}")
 
 
 def tokens(length: int, *, batch: int = BATCH, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:

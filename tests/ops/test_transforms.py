@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -23,14 +21,6 @@ WIDTH, VALUES = 4, 3
 
 Tokens = tuple[Tensor, Tensor, Tensor]
 Options = dict[str, Any]
-
-
-@pytest.fixture(autouse=True)
-def seed(request: pytest.FixtureRequest) -> None:
-    """Fresh numbers in every run. A failing test reports its seed; AFFINEAR_SEED repeats it."""
-    number = int(os.environ.get("AFFINEAR_SEED", secrets.randbits(32)))
-    torch.manual_seed(number)
-    request.node.add_report_section("setup", "seed", f"AFFINEAR_SEED={number}")
 
 
 @pytest.fixture(params=["whole", "tiled"])
