@@ -6,7 +6,11 @@ ARGS   ?=
 
 BIN   := .venv/bin
 READY := .venv/.ready
-PIP   := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+FETCH := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+PIP   := $(FETCH) -c constraints.txt
+# Kernels are built under the newest Triton, from constraints.txt, and under the oldest that affinear works with.
+OLDEST_TRITON := 3.6.0
+OLDEST := .venv/triton-$(OLDEST_TRITON)
 
 # Wheels are installed uncompiled, which halves the set-up; Python then has to be free to keep what it compiles.
 unexport PYTHONDONTWRITEBYTECODE
@@ -17,16 +21,19 @@ test: export HF_HUB_OFFLINE = 1
 docs: export NO_MKDOCS_2_WARNING = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench docs clean
+.PHONY: help demo test test-gpu lint format bench bench-gpu docs clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## show how each mechanism's attention changes with the query's magnitude
 	$(BIN)/affinear demo
 
-test: lint ## lint, check types, run every test (ARGS="-k state" picks some)
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+test: lint $(OLDEST)/.ready ## lint, check types, run every test (ARGS="-k state" picks some)
+	$(BIN)/python -m pytest -n 2 --ignore=tests/gpu $(ARGS)
+
+test-gpu: ## test on a GPU, under the Python that has its torch (ARGS="--report FILE.json")
+	PYTHONPATH=src $(PYTHON) scripts/gpu_tests.py $(ARGS)
 
 lint: $(READY) ## check style, formatting and types
 	$(BIN)/ruff check
@@ -39,6 +46,9 @@ format: $(READY) ## put the code into the house style
 
 bench: $(READY) ## time the operator on this machine beside its rivals
 	$(BIN)/python benchmarks/operator_cpu.py $(ARGS)
+
+bench-gpu: ## time the operator on a GPU, under the Python that has its torch (ARGS="--only decode")
+	PYTHONPATH=src $(PYTHON) -m affinear.cli bench ops $(ARGS)
 
 docs: $(READY) ## build the documentation into site/
 	$(BIN)/python -m mkdocs build --strict
@@ -53,4 +63,9 @@ $(READY): pyproject.toml constraints.txt scripts/cpu_torchvision.py
 	$(PIP) hatchling editables
 	$(PIP) --no-build-isolation -e ".[vision,lens,dev,docs]"
 	$(BIN)/python scripts/cpu_torchvision.py
+	@touch $@
+
+$(OLDEST)/.ready: | $(READY)
+	rm -rf .venv/triton-*
+	$(FETCH) --no-deps --target $(OLDEST) triton==$(OLDEST_TRITON)
 	@touch $@

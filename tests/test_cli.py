@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 
 import affinear
 from affinear import cli
+from affinear.bench import tables
+from affinear.bench.rows import Report
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -109,5 +111,87 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(
 def test_the_operator_loads_neither_the_lens_nor_its_packages():
     heavy = ("affinear.lens", "affinear.cli", "matplotlib", "typer", "rich")
     code = f"import sys, affinear, affinear.ops; print([name for name in {heavy} if name in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+
+
+def bench(folder: Path, *arguments: str | Path):
+    files = ("--output", folder / "bench.json", "--chart", folder / "chart.png")
+    return run("bench", "ops", "--quick", "--seconds", "0.002", *files, *arguments)
+
+
+def test_bench_measures_everything_and_saves_report_and_chart(tmp_path: Path):
+    result = bench(tmp_path)
+    assert result.exit_code == 0, result.output
+    titles = ("Full", "Causal attention", "Decoding", "Rotary", "Mechanisms", "Before", "Time against tokens")
+    assert [title for title in titles if title not in result.output] == []
+    assert "a copy reads and writes" in result.output
+    report = Report.from_json((tmp_path / "bench.json").read_text())
+    assert {row.status for row in report.rows} == {"ok"}
+    assert (tmp_path / "chart.png").read_bytes().startswith(PNG)
+    assert {path.name for path in tmp_path.iterdir()} == {"bench.json", "chart.png"}
+
+
+def test_bench_takes_shapes_and_other_settings(tmp_path: Path):
+    extra = ("--causal", "--shape", "1,2,40,8", "--shape", "1,1,20,16", "--mechanism", "linear", "--dtype", "float16")
+    assert bench(tmp_path, *extra).exit_code == 0
+    rows = Report.from_json((tmp_path / "bench.json").read_text()).rows
+    assert {str(row.shape) for row in rows} == {"1,2,40,8", "1,1,20,16"}
+    assert {(row.mechanism, row.dtype, row.causal, row.table) for row in rows} == {
+        ("linear", "float16", True, "causal")
+    }
+    assert not (tmp_path / "chart.png").exists()
+
+
+def test_bench_never_writes_over_the_results_of_another_run(tmp_path: Path):
+    (tmp_path / "bench.json").write_text("mine")
+    result = bench(tmp_path, "--only", "decode")
+    assert result.exit_code == 0
+    assert (tmp_path / "bench.json").read_text() == "mine"
+    assert len(Report.from_json((tmp_path / "bench-2.json").read_text()).rows) == 1
+    assert "bench-2.json" in result.output
+    assert bench(tmp_path, "--only", "decode", "--force").exit_code == 0
+    assert len(Report.from_json((tmp_path / "bench.json").read_text()).rows) == 1
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_bench_keeps_what_it_has_when_it_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def stop(plan, told):
+        yield next(original(plan, told))
+        raise KeyboardInterrupt
+
+    original = tables._TABLES["mechanisms"]
+    monkeypatch.setitem(tables._TABLES, "mechanisms", stop)
+    result = bench(tmp_path, "--only", "decode,mechanisms,overhead")
+    assert result.exit_code == 130
+    assert "Interrupted after 2 rows; not begun: overhead." in result.output
+    report = Report.from_json((tmp_path / "bench.json").read_text())
+    assert report.interrupted
+    assert [row.table for row in report.rows] == ["decode", "mechanisms"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--shape", "1,2"), "shape: expected four positive numbers B,H,N,D, got '1,2'"),
+        (("--only", "everything"), "only: expected one of non-causal"),
+        (("--output", "a.txt"), "The report can be saved as .json, not as 'a.txt'; give --output such a name."),
+        (
+            ("--chart", "a.gif"),
+            ".png, .svg or .pdf, not as 'a.gif'; give --chart such a name.",
+        ),
+        (("--output", "nowhere/a.json"), "does not exist; make it first"),
+    ],
+)
+def test_bench_refuses_in_one_sentence_before_any_work(tmp_path: Path, arguments: tuple[str, ...], sentence: str):
+    result = bench(tmp_path, *arguments)
+    assert result.exit_code == 1
+    assert sentence in result.output
+    assert result.output.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_operator_loads_no_benchmark():
+    code = "import sys, affinear; print([name for name in sys.modules if name.startswith('affinear.bench')])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"

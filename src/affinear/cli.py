@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import typer
+
+    from affinear.lens.files import Placed
 
 NEEDS = ("typer", "rich", "matplotlib")
 FORMATS = (".png", ".svg", ".pdf")
@@ -33,6 +37,9 @@ def build_app() -> typer.Typer:
     app = typer.Typer(no_args_is_help=True, add_completion=False)
     app.callback()(command_line)
     app.command()(demo)
+    bench = typer.Typer(no_args_is_help=True, help="Time the library on this machine.")
+    bench.command("ops")(bench_ops)
+    app.add_typer(bench, name="bench")
     return app
 
 
@@ -89,20 +96,97 @@ def demo(
     print(_told(placed.path, placed.written, output))
 
 
-def _check_output(output: Path) -> None:
+def bench_ops(
+    shape: Annotated[
+        list[str] | None, typer.Option(help="B,H,N,D instead of the default shapes; may be given again.")
+    ] = None,
+    causal: Annotated[bool, typer.Option("--causal", help="The shapes are causal; alone: the causal table.")] = False,
+    mechanism: Annotated[str, typer.Option(help="Of every table but the one that compares mechanisms.")] = "mala",
+    dtype: Annotated[
+        str | None, typer.Option(help="bfloat16, float16 or float32; if not given, bfloat16, on a CPU float32.")
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(help="Tables, with commas: non-causal, causal, decode, rotary, mechanisms, overhead, crossover."),
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(min=1e-3, help="About how long to measure one row.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="As little as still shows that everything works.")] = False,
+    output: Annotated[Path, typer.Option(help="Where to save the report, every number of it: .json.")] = Path(
+        "affinear-bench.json"
+    ),
+    chart: Annotated[Path, typer.Option(help="Where to save the crossover chart: .png, .svg or .pdf.")] = Path(
+        "affinear-crossover.png"
+    ),
+    force: Annotated[bool, typer.Option("--force", help="Replace the files if they are there.")] = False,
+) -> None:
+    """Time the operator beside its rivals, check every result first, and say which bars are met.
+
+    All tables take some minutes. Ctrl-C ends a run early; what was measured is saved all the same. If a file is there
+    already and differs, a free name such as affinear-bench-2.json is taken, unless --force.
+    """
+    _check_output(output, "The report", (".json",))
+    _check_output(chart, "The chart", FORMATS, "--chart")
+    from rich.console import Console
+
+    from affinear.bench import ops
+    from affinear.bench.session import watch
+
+    try:
+        plan = ops.prepare(shape or (), causal, mechanism, dtype, quick, only, seconds)
+    except ValueError as error:
+        _stop(f"{error}.")
+    keep = _keeper(output, "report", force)
+    report = ops.begin(plan)
+    page = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    watch(plan, report, page, Console(highlight=False, stderr=True), keep)
+    if any(row.table == "crossover" and row.ms is not None for row in report.rows):
+        from affinear.bench.chart import crossover_figure
+        from affinear.lens.figures import render
+
+        drawn = _keeper(chart, "chart", force)(render(crossover_figure(report), chart.suffix[1:].lower()))
+        print(_told(drawn.path, drawn.written, chart, "chart"))
+    saved = keep(ops.as_json(report))
+    print(_told(saved.path, True, output, "report"))
+    if report.interrupted:
+        sys.exit(130)
+
+
+def _keeper(wanted: Path, what: str, force: bool) -> Callable[[bytes], Placed]:
+    """A function that saves the latest version of a file: once a name is taken, over what it saved there before."""
+    from affinear.lens.files import place
+
+    taken: list[Path] = []
+
+    def keep(content: bytes) -> Placed:
+        try:
+            placed = place(content, taken[0] if taken else wanted, force=force or bool(taken))
+        except OSError as error:
+            _stop(f"The {what} could not be saved to {wanted}: {error.strerror or error}.")
+        taken.append(placed.path)
+        return placed
+
+    return keep
+
+
+def _check_output(
+    output: Path, what: str = "The figure", formats: tuple[str, ...] = FORMATS, option: str = "--output"
+) -> None:
     # Before the work, not after it.
-    if output.suffix.lower() not in FORMATS:
-        _stop(f"The figure can be saved as .png, .svg or .pdf, not as {output.name!r}; give --output such a name.")
+    if output.suffix.lower() not in formats:
+        named = " or ".join(filter(None, (", ".join(formats[:-1]), formats[-1])))
+        _stop(f"{what} can be saved as {named}, not as {output.name!r}; give {option} such a name.")
     if output.is_dir():
-        _stop(f"{output} is a folder; give --output the name of a file in it.")
+        _stop(f"{output} is a folder; give {option} the name of a file in it.")
     if not output.parent.is_dir():
-        _stop(f"The folder {output.parent} does not exist; make it first or give --output another place.")
+        _stop(f"The folder {output.parent} does not exist; make it first or give {option} another place.")
 
 
-def _told(path: Path, written: bool, wanted: Path) -> str:
+def _told(path: Path, written: bool, wanted: Path, what: str = "figure") -> str:
     if not written:
-        return f"The same figure is already in {path}."
-    return f"Figure: {path}" if path == wanted else f"{wanted} was there and differs, so the figure is in {path}."
+        return f"The same {what} is already in {path}."
+    if path == wanted:
+        return f"{what.capitalize()}: {path}"
+    return f"{wanted} was there and differs, so the {what} is in {path}."
 
 
 def _stop(sentence: str) -> NoReturn:

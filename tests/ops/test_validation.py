@@ -34,6 +34,7 @@ ONE = tokens((0, 1))
 TABLES = rotary_1d(TOKENS, WIDTH)
 WHOLE = torch.tensor([0, TOKENS])
 META = torch.device("meta")
+AWAY = X.to(META)
 MALA = af.mechanisms()["mala"]
 STATE = af.summarize(X, X)
 
@@ -90,13 +91,16 @@ WRONG = {
         lambda: attention(backend="cuda"),
     ),
     "backend triton": Wrong(
-        "backend", "", "'triton'", "pass 'auto' or 'torch'", lambda: attention(backend="triton")
+        "backend", "CUDA tensors for 'triton'", "meta", "move them to a GPU, or pass backend='torch'",
+        lambda: attention(query=AWAY, key=AWAY, value=AWAY, backend="triton"),
     ),
     "backend triton to summarize": Wrong(
-        "backend", "", "'triton'", "pass 'auto' or 'torch'", lambda: af.summarize(X, X, backend="triton")
+        "backend", "CUDA tensors for 'triton'", "meta", "move them to a GPU, or pass backend='torch'",
+        lambda: af.summarize(AWAY, AWAY, backend="triton"),
     ),
     "backend triton to attend": Wrong(
-        "backend", "", "'triton'", "pass 'auto' or 'torch'", lambda: af.attend(X, STATE, backend="triton")
+        "backend", "CUDA tensors for 'triton'", "meta", "move them to a GPU, or pass backend='torch'",
+        lambda: af.attend(AWAY, STATE.to(META), backend="triton"),
     ),
     # Tensors one by one
     "query a list": Wrong(

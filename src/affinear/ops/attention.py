@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, overload
 
+import torch
 from torch import Tensor
 
 from . import reference, torch_backend
@@ -13,6 +15,7 @@ from .packing import visibility
 from .precision import exact, widen
 from .rotary import Rotary
 from .state import State
+from .triton import backend as triton_backend
 
 
 @overload
@@ -80,10 +83,12 @@ def attention(
         key_mask: (B, M), boolean. False takes a key out, even out of the count.
         cu_seqlens_q: (S + 1,), int32 or int64. Where each of S sequences laid end to end begins, up to N. Needs B = 1.
         cu_seqlens_k: The same for keys. Both or neither.
-        rotary: Cosines and sines, each (N, D), from `affinear.ops.rotary_1d` or `rotary_2d`. Needs N = M.
+        rotary: Cosines and sines, each (N, D), from `affinear.ops.rotary_1d` or `rotary_2d`. The two channels of a pair
+            have the same angle. Needs N = M.
         initial_state: What the queries know beforehand, as if its tokens came before all keys.
         return_state: Whether to return the state of all keys, the initial ones included.
-        backend: "auto", "torch" (linear) or "reference" (quadratic, the definitions).
+        backend: "triton" (linear, fused, for CUDA), "torch" (linear), "reference" (quadratic, the definitions) or
+            "auto", which is "triton" for CUDA tensors that it can serve and "torch" for all others.
 
     Returns:
         The answers, (B, N, H, E) in the dtype of the query, and the state if asked for. Without a key in sight they are
@@ -104,7 +109,7 @@ def attention(
         True
     """
     rule = find(mechanism)
-    engine = _engine(backend)
+    check.check_backend(backend)
     check.check_keys_and_values(key, value)
     _check_scores(query, key, scale, causal, key_mask, cu_seqlens_q, cu_seqlens_k, rotary)
     if initial_state is not None or return_state:
@@ -113,7 +118,8 @@ def attention(
         batch = key.shape[0] if cu_seqlens_k is None else cu_seqlens_k.shape[0] - 1
         check.check_state("initial_state", initial_state, rule, key, batch, rotary)
         check.check_state_widths("initial_state", initial_state, key.shape[2], _width(rule, key), value.shape[3])
-    with exact(query):
+    engine = _engine(backend, rule, query, value.shape[3], rotary)
+    with _exact(query):
         out, state = engine.attention(
             query,
             key,
@@ -128,7 +134,7 @@ def attention(
             initial_state=initial_state,
             return_state=return_state,
         )
-    out = out.to(query.dtype)
+    out = out if out.dtype == query.dtype else out.to(query.dtype)
     return out if state is None else (out, state)
 
 
@@ -150,8 +156,8 @@ def summarize(
         mechanism: A registered name with a state (all but softmax), or a `Mechanism`.
         key_mask: (B, M), boolean. False takes a key out, even out of the count.
         cu_seqlens_k: (S + 1,), int32 or int64. Where each of S sequences laid end to end begins. Needs B = 1.
-        rotary: Cosines and sines of the keys' positions, each (M, D).
-        backend: "auto", "torch" (linear) or "reference" (the definitions).
+        rotary: Cosines and sines of the keys' positions, each (M, D). The two channels of a pair have the same angle.
+        backend: "auto", "triton" (linear, fused, for CUDA), "torch" (linear) or "reference" (the definitions).
 
     Returns:
         The state in float32 (float64 for float64), with batch B, or S for packed sequences.
@@ -167,13 +173,14 @@ def summarize(
         torch.Size([1, 4, 32, 32])
     """
     rule = find(mechanism)
-    engine = _engine(backend)
+    check.check_backend(backend)
     check.check_has_state(rule)
     check.check_keys_and_values(key, value)
     check.check_mask(key_mask, key, packed=cu_seqlens_k is not None)
     check.check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, "key", key)
     check.check_rotary(rotary, key, "key")
-    with exact(key):
+    engine = _engine(backend, rule, key, value.shape[3], rotary)
+    with _exact(key):
         return engine.summarize(key, value, mechanism=rule, key_mask=key_mask, cu_seqlens=cu_seqlens_k, rotary=rotary)
 
 
@@ -193,8 +200,9 @@ def attend(
         state: What `summarize` made, of batch B, or S for packed queries.
         scale: Factor of the scores. None is the mechanism's own, D ** -0.5 for most.
         cu_seqlens_q: (S + 1,), int32 or int64. Where each of S sequences laid end to end begins. Needs B = 1.
-        rotary: Cosines and sines of the queries' positions, each (N, D). Given exactly if the state was made with them.
-        backend: "auto", "torch" (linear) or "reference" (the definitions).
+        rotary: Cosines and sines of the queries' positions, each (N, D). The two channels of a pair have the same
+            angle. Given exactly if the state was made with them.
+        backend: "auto", "triton" (linear, fused, for CUDA), "torch" (linear) or "reference" (the definitions).
 
     Returns:
         The answers, (B, N, H, E) in the dtype of the query. A state of no keys answers zeros.
@@ -209,7 +217,7 @@ def attend(
         >>> torch.allclose(out, af.attention(q, k, v, "inline"))
         True
     """
-    engine = _engine(backend)
+    check.check_backend(backend)
     check.check_tokens("query", query)
     check.check_scale(scale)
     check.check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, "query", query)
@@ -219,7 +227,8 @@ def attend(
     heads = state.key_mean.shape[1]
     check.check_groups(query.shape[2], heads)
     check.check_state_widths("state", state, heads, _width(state.mechanism, query), None)
-    with exact(query):
+    engine = _engine(backend, state.mechanism, query, state.value_mean.shape[2], rotary)
+    with _exact(query):
         out = engine.attend(
             query, state, scale=_scale(scale, state.mechanism, query), cu_seqlens=cu_seqlens_q, rotary=rotary
         )
@@ -270,14 +279,26 @@ def weights(
     check.check_tokens("key", key)
     _check_scores(query, key, scale, causal, key_mask, cu_seqlens_q, cu_seqlens_k, rotary)
     visible = visibility(query, key, causal, key_mask, cu_seqlens_q, cu_seqlens_k)
-    with exact(query):
+    with _exact(query):
         rows = reference.weights(query, key, rule, _scale(scale, rule, query), visible, rotary)
     return rows.to(query.dtype)
 
 
-def _engine(backend: str):
+def _engine(backend: str, mechanism: Mechanism, tokens: Tensor, values: int, rotary: Rotary | None):
     """The module that serves a call: `attention`, `summarize` and `attend` on checked inputs."""
-    return reference if check.check_backend(backend) == "reference" else torch_backend
+    if backend == "reference":
+        return reference
+    if backend == "torch" or (backend == "auto" and not tokens.is_cuda):
+        return torch_backend
+    reason = triton_backend.why_not(mechanism, tokens, values, rotary)
+    if backend == "triton":
+        check.check_served(reason)
+    return triton_backend if reason is None else torch_backend
+
+
+def _exact(x: Tensor) -> AbstractContextManager[object]:
+    """`exact` where autocast is on; elsewhere nothing, which is quicker."""
+    return exact(x) if torch.is_autocast_enabled(x.device.type) else nullcontext()
 
 
 def _check_scores(
@@ -305,5 +326,6 @@ def _scale(scale: float | None, mechanism: Mechanism, query: Tensor) -> float:
 
 
 def _width(mechanism: Mechanism, tokens: Tensor) -> int:
-    """Width of the features that a mechanism makes of tokens, asked of none of them."""
-    return mechanism.key_map(widen(tokens[:0])).shape[-1]
+    """Width of the features that a mechanism makes of tokens; a map that is not known is asked, with none of them."""
+    rule = triton_backend.known_rule(mechanism)
+    return mechanism.key_map(widen(tokens[:0])).shape[-1] if rule is None else rule.blocks * tokens.shape[3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.autograd import forward_ad
 
 
 def is_compiling() -> bool:
@@ -12,7 +13,12 @@ def is_compiling() -> bool:
 
 def is_transformed() -> bool:
     """Inside `torch.func`, where a tensor may stand for many tensors."""
-    return torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore
+    return torch._C._are_functorch_transforms_active()  # pyright: ignore[reportPrivateUsage]
+
+
+def has_tangents() -> bool:
+    """Inside `torch.autograd.forward_ad`, where numbers may come with directions."""
+    return forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
 
 
 def stands_for_many(x: torch.Tensor) -> bool:

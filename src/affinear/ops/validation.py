@@ -15,13 +15,16 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 BACKENDS = ("auto", "reference", "torch", "triton")
 
 
-def check_backend(backend: str) -> str:
-    """The backend that serves a call, by name."""
+def check_backend(backend: str) -> None:
+    """A backend has one of four names."""
     if backend not in BACKENDS:
         raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}; 'auto' chooses for you")
-    if backend == "triton":
-        raise ValueError("backend: this version has no Triton kernels, got 'triton'; pass 'auto' or 'torch'")
-    return "torch" if backend == "auto" else backend
+
+
+def check_served(reason: str | None) -> None:
+    """A backend asked for by name has nothing against the call."""
+    if reason is not None:
+        raise ValueError(f"backend: {reason}, or pass backend='torch'")
 
 
 def check_tokens(name: str, x: Tensor) -> None:
@@ -30,12 +33,13 @@ def check_tokens(name: str, x: Tensor) -> None:
         raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}; convert it with torch.as_tensor")
     if x.dtype not in DTYPES:
         raise ValueError(f"{name}: expected float16, bfloat16, float32 or float64, got {x.dtype}; cast it first")
-    if x.ndim != 4:
+    shape = x.shape  # asked for once: at every call, each time counts
+    if len(shape) != 4:
         raise ValueError(
             f"{name}: expected 4 dimensions (batch, tokens, heads, head_dim), got {x.ndim} in shape {_shape(x)}; "
             "unflatten the heads, or add a batch dimension"
         )
-    if x.shape[2] == 0 or x.shape[3] == 0:
+    if shape[2] == 0 or shape[3] == 0:
         raise ValueError(
             f"{name}: expected at least one head and one channel, got shape {_shape(x)}; check the last two"
         )
@@ -70,15 +74,14 @@ def check_query(query: Tensor, key: Tensor) -> None:
     """Queries fit the keys; heads may be shared."""
     check_tokens("query", query)
     check_like("key", key, "query", query)
-    if query.shape[0] != key.shape[0]:
+    (batch, _, heads, width), (key_batch, _, key_heads, key_width) = query.shape, key.shape
+    if batch != key_batch:
         raise ValueError(
-            f"key: expected the batch size of query, {query.shape[0]}, got {key.shape[0]}; expand or repeat one of them"
+            f"key: expected the batch size of query, {batch}, got {key_batch}; expand or repeat one of them"
         )
-    if query.shape[3] != key.shape[3]:
-        raise ValueError(
-            f"key: expected the head width of query, {query.shape[3]}, got {key.shape[3]}; project both to one width"
-        )
-    check_groups(query.shape[2], key.shape[2])
+    if width != key_width:
+        raise ValueError(f"key: expected the head width of query, {width}, got {key_width}; project both to one width")
+    check_groups(heads, key_heads)
 
 
 def check_groups(query_heads: int, key_heads: int) -> None:

@@ -1,0 +1,645 @@
+"""Gradients of causal attention: queries in a scan forwards, keys and values in a scan backwards.
+
+The first scan needs the past, as the answers did; it leaves a few numbers of every row that the second one wants. The
+second needs the future: sums over all later queries, in which keys and values are told from references that all of a
+sequence shares, so that little is lost when they are rounded. Where a sequence has several segments, those sums are
+first taken segment by segment, and added from last to first.
+
+All of it is linear in the gradient of the answers. Where a state is too wide for one program its blocks of values come
+one after the other, each adding to what the ones before left.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .blocks import channels, gain, halves, load_block, mean_weight, operand, product, store_block, token_product, turn
+from .causal import (
+    FEW,
+    NOTHING,
+    Plan,
+    absorb,
+    centre,
+    count_keys,
+    features_of,
+    find_exact,
+    find_first_key,
+    find_keys,
+    find_pairs,
+    find_rows,
+    find_segment,
+    find_slots,
+    length_of,
+    load_key,
+    load_keys,
+    load_positions,
+    load_query,
+    load_value,
+    open_past,
+    past_of,
+    plan_for,
+    row_product,
+)
+from .features import feature_gradient
+from .rules import Rule
+from .statistics import Statistics
+
+# What is kept of every row, as told from the references: factor of a score, weight of a key that scores nothing, mean
+# gradient of all weights, and what z gives to every plain feature; in released networks with rotary positions also what
+# it gives to turned ones.
+ROWS: tl.constexpr = tl.constexpr(5)
+WIDE = 1024  # numbers that one program adds up
+
+
+# What both directions share
+
+
+@triton.jit
+def load_gradient(x, i_b, i_n, i_h, o_n, m_n, o_e):
+    """A block of the gradient of the answers."""
+    p_do = x.p_do + i_b * x.s_gb + i_n * x.s_gn + i_h * x.s_gh
+    return load_block(p_do, o_n, m_n, x.s_gn, o_e, x.s_gd, x.E)
+
+
+@triton.jit
+def load_means(x, state, i, o_d, o_s, o_e):
+    """Mean feature, turned if features are, and mean value of entry `i` of a state."""
+    i = tl.cast(i, tl.int64)
+    p_key = state.key_mean
+    if x.p_turns is not None:
+        p_key = state.rotated_key_mean
+    b_key = tl.load(p_key + i * x.F + o_s, mask=o_d < x.D, other=0.0)
+    return b_key, tl.load(state.value_mean + i * x.E + o_e, mask=o_e < x.E, other=0.0)
+
+
+@triton.jit
+def load_references(x, initial, final, i, i_b, i_g, first, length, o_d, o_s, o_e, ROUND: tl.constexpr):
+    """What the second scan tells keys that are rounded and values that are not from.
+
+    Keys, from their mean in the end. Those that are not rounded are told from nothing, because for the few first rows
+    any mean of all would be far off. Rows kept with and without a reference must not meet in one sum.
+
+    Values, from where the scan forwards began, for the same reason: the first one, or the mean before it.
+    """
+    b_key, b_value = load_means(x, final, i, o_d, o_s, o_e)
+    if ROUND:
+        b_value = tl.zeros_like(b_value)
+    else:
+        b_key = tl.zeros_like(b_key)
+        o_n = tl.arange(0, 1)
+        m_n = find_keys(x, i_b, 0, o_n, o_n < length)
+        b_first = load_value(x, i_b, first, i_g, o_n, m_n, o_e).to(tl.float32)
+        b_value = tl.where(tl.max(m_n.to(tl.int32), 0) > 0, tl.sum(b_first, 0), b_value)
+        if initial.count is not None:
+            _key, b_before = load_means(x, initial, i, o_d, o_s, o_e)
+            b_value = tl.where(tl.load(initial.count + i) > 0, b_before, b_value)
+    return b_key, b_value
+
+
+@triton.jit
+def rows_at(x, p_rows, i_b, i_n, i_h):
+    """Where the kept numbers of a row lie, (B, H, ROWS, N)."""
+    return p_rows + (i_b * x.H + i_h) * ROWS * length_of(x) + i_n
+
+
+@triton.jit
+def unturn(x, b_f, b_r, b_cos, b_sin):
+    """Gradient of features from those of plain and turned ones."""
+    if x.p_turns is not None:
+        b_f += turn(b_r, b_cos, -b_sin)
+    else:
+        b_f = b_r
+    return b_f
+
+
+@triton.jit
+def store_token_gradient(
+    x, p_dx, p_sum, i_row, H, b_x, b_f, b_df, o_n, m_n, m_k, o_d, o_s,
+    MAP: tl.constexpr, QUERY: tl.constexpr, PRECISION: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
+):  # fmt: skip
+    """From the gradient of features to that of tokens, or to a sum that further blocks of values add to."""
+    if not (FIRST and LAST):
+        p_sum += i_row * x.F + o_n[:, None] * (H * x.F) + o_s[None, :]
+        m_sum = m_n[:, None] & (o_d < x.D)[None, :]
+    if not FIRST:
+        b_df += tl.load(p_sum, mask=m_sum, other=0.0)
+    if LAST:
+        b_dx = feature_gradient(b_x, b_f, b_df, MAP, QUERY, PRECISION == "split")
+        b_dx = tl.where(m_k[:, None], b_dx, 0.0)
+        store_block(p_dx + i_row * x.D, b_dx, o_n, m_n, H * x.D, tl.arange(0, b_x.shape[1]), x.D)
+    else:
+        tl.store(p_sum, b_df, mask=m_sum)
+
+
+# Queries
+
+
+@triton.jit
+def query_gradient(
+    x, p_rows, b_f, b_r, b_do, b_kf, b_kr, b_v, o_n, m_n, m_see, b_share, b_plain, b_turned, b_value, b_scatter,
+    b_key_mean, b_value_mean, GAIN: tl.constexpr, RELEASED: tl.constexpr, PRECISION: tl.constexpr,
+    ROUND: tl.constexpr, FIRST: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the features of a chunk's queries, plain and turned; what keys will want of the rows is written."""
+    b_zero = tl.zeros((m_see.shape[0], b_kr.shape[1]), tl.float32)
+    b_wide = b_do.to(tl.float32)
+    b_past = tl.sum(b_wide * b_value[None, :], 1)
+    b_p = row_product(b_do, tl.trans(b_v), tl.zeros(m_see.shape, tl.float32), PRECISION)
+    if ROUND:
+        b_p -= b_past[:, None]
+    b_p = tl.where(m_see, b_p, 0.0)
+    b_mean = tl.sum(b_p, 1) * b_share
+    b_p = operand(tl.where(m_see, b_p - b_mean[:, None], 0.0), ROUND)
+    b_high, b_low = halves(b_scatter, PRECISION)
+    b_dr = product(b_do, b_high, b_low, b_zero, PRECISION)
+    b_dr = row_product(b_p, b_kr, b_dr, PRECISION)
+
+    # Running means: the sum over the keys in sight is a product with ones and zeros.
+    b_one = operand(m_see.to(tl.float32), PRECISION == "split")
+    b_seen = b_plain[None, :] + b_share[:, None] * row_product(b_one, b_kf, b_zero, PRECISION)
+    b_turned_seen = b_seen
+    if x.p_turns is not None:
+        b_turned_seen = b_turned[None, :] + b_share[:, None] * row_product(b_one, b_kr, b_zero, PRECISION)
+    b_z = x.scale * tl.sum(b_f * b_seen, 1)
+    b_gain, b_by_z = gain(b_z, GAIN, RELEASED)
+    b_slope = x.scale * b_gain * b_share
+    b_dz = b_by_z * x.scale * b_share * tl.sum(b_r * b_dr, 1)
+    b_level = tl.where(b_share > 0, 1.0, 0.0)
+    b_dadded = tl.zeros_like(b_z)
+    if RELEASED:
+        b_added = tl.zeros_like(b_z)
+        if x.p_turns is not None:
+            b_added = x.scale * tl.sum(b_r * b_turned_seen - b_f * b_seen, 1)
+        b_weight, b_by_z, b_by_added = mean_weight(b_z, b_added, GAIN)
+        b_dlevel = b_level * (b_past + b_mean)
+        b_level *= b_weight
+        b_dz += b_by_z * b_dlevel
+        if x.p_turns is not None:
+            b_dadded = b_by_added * b_dlevel
+    b_df = (x.scale * (b_dz - b_dadded))[:, None] * b_seen
+    b_weight = b_level * b_share - b_slope * tl.sum(b_r * (b_turned_seen - b_key_mean[None, :]), 1)
+    b_dr = b_slope[:, None] * b_dr
+    if RELEASED and x.p_turns is not None:
+        b_dr += (x.scale * b_dadded)[:, None] * b_turned_seen
+    if x.p_turns is None:
+        b_dr += b_df
+
+    b_pull = tl.sum(b_wide * (b_value - b_value_mean)[None, :], 1) + b_mean
+    b_lift = x.scale * b_share * (b_dz - b_dadded)
+    b_turned_lift = x.scale * b_share * b_dadded
+    p_rows += o_n
+    if not FIRST:
+        b_pull += tl.load(p_rows + 2 * length_of(x), mask=m_n, other=0.0)
+        b_lift += tl.load(p_rows + 3 * length_of(x), mask=m_n, other=0.0)
+    tl.store(p_rows, b_slope, mask=m_n)
+    tl.store(p_rows + length_of(x), b_weight, mask=m_n)
+    tl.store(p_rows + 2 * length_of(x), b_pull, mask=m_n)
+    tl.store(p_rows + 3 * length_of(x), b_lift, mask=m_n)
+    if RELEASED and x.p_turns is not None:
+        if not FIRST:
+            b_turned_lift += tl.load(p_rows + 4 * length_of(x), mask=m_n, other=0.0)
+        tl.store(p_rows + 4 * length_of(x), b_turned_lift, mask=m_n)
+    return b_df, b_dr
+
+
+@triton.jit
+def query_rows(
+    x, p_dq, p_sum, p_rows, i_b, i_g, first, begin, stop, end, o_d, o_s, o_e,
+    n, b_plain, b_turned, b_value, b_scatter, b_first, b_key_mean, b_value_mean,
+    MAP: tl.constexpr, EVEN: tl.constexpr, GAIN: tl.constexpr, RELEASED: tl.constexpr, PRECISION: tl.constexpr,
+    ROUND: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, GROUP: tl.constexpr,
+    BC: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the queries of the chunks that begin before `stop`, of a segment up to `end`."""
+    o_n = tl.arange(0, BC)
+    for i_n in range(begin, stop, BC):
+        i_r = first + i_n
+        m_n, m_k, m_n_load, m_k_load = find_rows(x, i_b, i_n, o_n, end)
+        b_cos, b_sin = load_positions(x, i_r, o_n, m_n_load, o_d)
+        b_kf, b_kr, b_v, b_dkf, b_dkr, b_dv, b_ref = load_keys(
+            x, i_b, i_r, i_g, o_n, m_k_load, m_k, o_e, b_cos, b_sin, n, b_plain, b_turned, b_value, b_first,
+            MAP, EVEN, PRECISION, ROUND, BD,
+        )  # fmt: skip
+        m_see = find_pairs(x, o_n, m_k)
+        b_share = count_keys(x, n, o_n, m_k)
+        for j_h in range(GROUP):
+            i_h = i_g * GROUP + j_h
+            b_q = load_query(x, i_b, i_r, i_h, o_n, m_n_load, BD)
+            b_do = load_gradient(x, i_b, i_r, i_h, o_n, m_n_load, o_e)
+            b_f, b_r = features_of(x, b_q, b_cos, b_sin, MAP, True, EVEN, PRECISION)
+            b_df, b_dr = query_gradient(
+                x, rows_at(x, p_rows, i_b, i_r, i_h), b_f, b_r, b_do, b_kf, b_kr, b_v, o_n, m_n, m_see, b_share,
+                b_plain, b_turned, b_ref, b_scatter, b_key_mean, b_value_mean,
+                GAIN, RELEASED, PRECISION, ROUND, FIRST,
+            )  # fmt: skip
+            store_token_gradient(
+                x, p_dq, p_sum, (i_b * length_of(x) + i_r) * x.H + i_h, x.H, b_q, b_f,
+                unturn(x, b_df, b_dr, b_cos, b_sin),
+                o_n, m_n, m_n, o_d, o_s, MAP, True, PRECISION, FIRST, LAST,
+            )  # fmt: skip
+        n, b_plain, b_turned, b_value, b_scatter = absorb(
+            x, n, b_plain, b_turned, b_value, b_scatter, m_k, b_kr, b_v, b_dkf, b_dkr, b_dv, PRECISION, ROUND
+        )
+    return n, b_plain, b_turned, b_value, b_scatter
+
+
+@triton.jit
+def query_kernel(
+    x, past, initial, final, p_dq, p_sum, p_rows, i_e,
+    MAP: tl.constexpr, EVEN: tl.constexpr, GAIN: tl.constexpr, RELEASED: tl.constexpr, PRECISION: tl.constexpr,
+    ROUND: tl.constexpr, SEVERAL: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
+    GROUP: tl.constexpr, SEGMENT: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the queries of one segment that share a key head, as far as one block of the values tells."""
+    i_t, i_g = tl.program_id(0) // x.G, (tl.program_id(0) % x.G).to(tl.int64)
+    i_s, i_b, first, length, begin = find_segment(x, i_t, SEGMENT)
+    if begin >= length:
+        return
+    stop = tl.minimum(begin + SEGMENT, length)
+    o_d, o_s = channels(x.D, BD, BF)
+    o_e = i_e * BE + tl.arange(0, BE)
+    i = (i_t if SEVERAL else i_s) * x.G + i_g
+    n, b_plain, b_turned, b_value, b_scatter, b_first, exact = open_past(
+        x, past, i, i_b, i_g, first, begin, stop, o_d, o_s, o_e, past.count is not None, ROUND, SEGMENT, BC, BF, BE
+    )
+    b_key_mean, b_value_mean = load_references(
+        x, initial, final, i_s * x.G + i_g, i_b, i_g, first, length, o_d, o_s, o_e, ROUND
+    )
+    if ROUND:
+        n, b_plain, b_turned, b_value, b_scatter = query_rows(
+            x, p_dq, p_sum, p_rows, i_b, i_g, first, begin, exact, stop, o_d, o_s, o_e,
+            n, b_plain, b_turned, b_value, b_scatter, b_first, tl.zeros_like(b_key_mean), b_value_mean,
+            MAP, EVEN, GAIN, RELEASED, PRECISION, False, FIRST, LAST, GROUP, FEW, BD,
+        )  # fmt: skip
+    query_rows(
+        x, p_dq, p_sum, p_rows, i_b, i_g, first, exact, stop, stop, o_d, o_s, o_e,
+        n, b_plain, b_turned, b_value, b_scatter, b_first, b_key_mean, b_value_mean,
+        MAP, EVEN, GAIN, RELEASED, PRECISION, ROUND, FIRST, LAST, GROUP, BC, BD,
+    )  # fmt: skip
+
+
+# The future
+
+
+@triton.jit
+def load_rows(x, p_rows, o_n, m_n, RELEASED: tl.constexpr, FIRST: tl.constexpr):
+    """What is kept of a chunk's rows. Only the first block of values counts what is no product with values."""
+    p_rows += o_n
+    b_slope = tl.load(p_rows, mask=m_n, other=0.0)
+    b_level = tl.load(p_rows + length_of(x), mask=m_n, other=0.0)
+    b_pull = tl.zeros_like(b_slope)
+    b_lift = tl.zeros_like(b_slope)
+    if FIRST:
+        # Together: what every key gets from a row, and what it gets back because the row's mean moves.
+        b_pull = -b_slope * tl.load(p_rows + 2 * length_of(x), mask=m_n, other=0.0)
+        b_lift = tl.load(p_rows + 3 * length_of(x), mask=m_n, other=0.0)
+        if x.p_turns is None:
+            b_pull += b_lift
+        elif RELEASED:
+            b_pull += tl.load(p_rows + 4 * length_of(x), mask=m_n, other=0.0)
+    return b_slope, b_level, b_pull, b_lift
+
+
+@triton.jit
+def foresee(
+    x, b_sum, b_turned, b_plain, b_value, b_f, b_r, b_do, b_slope, b_level, b_pull, b_lift,
+    PRECISION: tl.constexpr, ROUND: tl.constexpr,
+):  # fmt: skip
+    """Add the queries of a chunk to what earlier keys will get: sum (BE, BF), and what does not depend on them."""
+    b_sum = token_product(b_do, operand(b_slope[:, None] * b_r, ROUND), b_sum, PRECISION)
+    b_turned += tl.sum(b_pull[:, None] * b_r, 0)
+    if x.p_turns is not None:
+        b_plain += tl.sum(b_lift[:, None] * b_f, 0)
+    b_value += tl.sum(b_level[:, None] * b_do.to(tl.float32), 0)
+    return b_sum, b_turned, b_plain, b_value
+
+
+@triton.jit
+def sums_at(x, p_sums, i, o_d, o_s, o_e):
+    """Pointers to the parts of row `i` of such sums, and which of them are there."""
+    p_sum = p_sums + tl.cast(i, tl.int64) * (x.E * x.F + 2 * x.F + x.E)
+    p_turned = p_sum + x.E * x.F + o_s
+    m_sum = (o_e < x.E)[:, None] & (o_d < x.D)[None, :]
+    return p_sum + o_e[:, None] * x.F + o_s[None, :], p_turned, p_turned + x.F, p_sum + (x.E + 2) * x.F + o_e, m_sum
+
+
+@triton.jit
+def sum_queries_kernel(
+    x, p_rows, p_sums,
+    MAP: tl.constexpr, EVEN: tl.constexpr, RELEASED: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
+    GROUP: tl.constexpr, SEGMENT: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """What the queries of every segment have for earlier keys, but for the first of each sequence, which has none."""
+    i_t, i_g, i_e = tl.program_id(0) // x.G, (tl.program_id(0) % x.G).to(tl.int64), tl.program_id(1)
+    _s, i_b, first, length, begin = find_segment(x, i_t, SEGMENT)
+    if (begin >= length) | (begin == 0):
+        return
+    o_n = tl.arange(0, BC)
+    o_d, o_s = channels(x.D, BD, BF)
+    o_e = i_e * BE + tl.arange(0, BE)
+    b_sum = tl.zeros((BE, BF), tl.float32)
+    b_turned = tl.zeros((BF,), tl.float32)
+    b_plain = tl.zeros((BF,), tl.float32)
+    b_value = tl.zeros((BE,), tl.float32)
+    for i_n in range(begin, tl.minimum(begin + SEGMENT, length), BC):
+        i_r = first + i_n
+        m_n = i_n + o_n < length
+        b_cos, b_sin = load_positions(x, i_r, o_n, m_n, o_d)
+        for j_h in range(GROUP):
+            i_h = i_g * GROUP + j_h
+            b_q = load_query(x, i_b, i_r, i_h, o_n, m_n, BD)
+            b_do = load_gradient(x, i_b, i_r, i_h, o_n, m_n, o_e)
+            b_f, b_r = features_of(x, b_q, b_cos, b_sin, MAP, True, EVEN, PRECISION)
+            b_slope, b_level, b_pull, b_lift = load_rows(x, rows_at(x, p_rows, i_b, i_r, i_h), o_n, m_n, RELEASED, True)
+            b_sum, b_turned, b_plain, b_value = foresee(
+                x, b_sum, b_turned, b_plain, b_value, b_f, b_r, b_do, b_slope, b_level, b_pull, b_lift, PRECISION, ROUND
+            )
+    p_sum, p_turned, p_plain, p_value, m_sum = sums_at(x, p_sums, i_t * x.G + i_g, o_d, o_s, o_e)
+    tl.store(p_sum, b_sum, mask=m_sum)
+    tl.store(p_turned, b_turned, mask=(o_d < x.D) & (i_e == 0))
+    tl.store(p_plain, b_plain, mask=(o_d < x.D) & (i_e == 0))
+    tl.store(p_value, b_value, mask=o_e < x.E)
+
+
+@triton.jit
+def add_segments_kernel(x, p_sums, SEGMENT: tl.constexpr, BW: tl.constexpr):
+    """Sums over all later segments in place of those of each segment, of one sequence and head."""
+    i_sg, i_w = tl.program_id(0), tl.program_id(1)
+    slot, number = find_slots(x, i_sg // x.G, SEGMENT)
+    width = x.E * x.F + 2 * x.F + x.E
+    o_w = i_w * BW + tl.arange(0, BW)
+    m_w = o_w < width
+    b_sum = tl.zeros((BW,), tl.float32)
+    for i in range(number):
+        i_seg = number - 1 - i
+        p_own = p_sums + ((slot + i_seg) * x.G + i_sg % x.G) * width + o_w
+        b_own = tl.load(p_own, mask=m_w & (i_seg > 0), other=0.0)
+        tl.store(p_own, b_sum, mask=m_w)
+        b_sum += b_own
+
+
+# Keys and values
+
+
+@triton.jit
+def open_future(
+    x, p_sums, dfinal, final, i_t, i_s, i_g, o_d, o_s, o_e, b_key_mean, b_value_mean,
+    SEVERAL: tl.constexpr, FIRST: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """What the keys of a segment get from later segments and from the state in the end."""
+    b_sum = tl.zeros((BE, BF), tl.float32)
+    b_turned = tl.zeros((BF,), tl.float32)
+    b_plain = tl.zeros((BF,), tl.float32)
+    b_value = tl.zeros((BE,), tl.float32)
+    m_f, m_e = o_d < x.D, o_e < x.E
+    if SEVERAL:
+        p_sum, p_turned, p_plain, p_value, m_sum = sums_at(x, p_sums, i_t * x.G + i_g, o_d, o_s, o_e)
+        b_sum = tl.load(p_sum, mask=m_sum, other=0.0)
+        b_value = tl.load(p_value, mask=m_e, other=0.0)
+        if FIRST:
+            b_turned = tl.load(p_turned, mask=m_f, other=0.0)
+            b_plain = tl.load(p_plain, mask=m_f, other=0.0)
+    if dfinal.covariance is not None:
+        i = tl.cast(i_s * x.G + i_g, tl.int64)
+        n = tl.load(final.count + i)
+        share = tl.where(n > 0, 1 / tl.maximum(n, 1).to(tl.float32), 0.0)
+        b_key, b_mean = load_means(x, final, i, o_d, o_s, o_e)
+        p_cov = dfinal.covariance + i * x.F * x.E + o_s[None, :] * x.E + o_e[:, None]
+        b_dcov = share * tl.load(p_cov, mask=m_e[:, None] & m_f[None, :], other=0.0)
+        b_sum += b_dcov
+        b_turned -= tl.sum(b_dcov * (b_mean - b_value_mean)[:, None], 0)
+        b_value -= tl.sum(b_dcov * (b_key - b_key_mean)[None, :], 1)
+        b_value += share * tl.load(dfinal.value_mean + i * x.E + o_e, mask=m_e, other=0.0)
+        if FIRST:
+            b_mean = share * tl.load(dfinal.key_mean + i * x.F + o_s, mask=m_f, other=0.0)
+            if x.p_turns is not None:
+                b_plain += b_mean
+                b_mean = share * tl.load(dfinal.rotated_key_mean + i * x.F + o_s, mask=m_f, other=0.0)
+            b_turned += b_mean
+    return b_sum, b_turned, b_plain, b_value
+
+
+@triton.jit
+def pair_gradients(
+    x, b_df, b_dr, b_dv, b_kr, b_v, b_f, b_r, b_do, m_see, b_slope, b_level, b_pull, b_lift,
+    PRECISION: tl.constexpr, ROUND: tl.constexpr,
+):  # fmt: skip
+    """Add to the gradients of a chunk's keys and values what its own queries have for them."""
+    b_zero = tl.zeros(m_see.shape, tl.float32)
+    b_q = operand(b_r, ROUND)
+    b_w = row_product(b_q, tl.trans(b_kr), b_zero, PRECISION)
+    b_w = tl.where(m_see, b_level[:, None] + b_slope[:, None] * b_w, 0.0)
+    b_dv = token_product(operand(b_w, ROUND), b_do, b_dv, PRECISION)
+    b_p = row_product(b_do, tl.trans(b_v), b_zero, PRECISION)
+    b_p = tl.where(m_see, b_pull[:, None] + b_slope[:, None] * b_p, 0.0)
+    b_dr = token_product(operand(b_p, ROUND), b_q, b_dr, PRECISION)
+    if x.p_turns is not None:
+        b_p = operand(tl.where(m_see, b_lift[:, None], 0.0), ROUND)
+        b_df = token_product(b_p, operand(b_f, ROUND), b_df, PRECISION)
+    return b_df, b_dr, b_dv
+
+
+@triton.jit
+def key_rows(
+    x, p_dk, p_dv, p_partial, p_rows, i_b, i_g, first, begin, stop, end, o_d, o_s, o_e,
+    b_sum, b_turned, b_plain, b_value, b_key_mean, b_value_mean,
+    MAP: tl.constexpr, EVEN: tl.constexpr, RELEASED: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
+    AS_THEY_ARE: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, GROUP: tl.constexpr,
+    BC: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """Gradients of keys and values from `begin` to `stop`, last chunk first, of a segment up to `end`."""
+    o_n = tl.arange(0, BC)
+    number = tl.cdiv(stop - begin, BC)
+    for i in range(number):
+        i_n = begin + (number - 1 - i) * BC
+        i_r = first + i_n
+        m_n, m_k, m_n_load, m_k_load = find_rows(x, i_b, i_n, o_n, end)
+        b_cos, b_sin = load_positions(x, i_r, o_n, m_n_load, o_d)
+        b_k = load_key(x, i_b, i_r, i_g, o_n, m_k_load, BD)
+        b_kf, b_kr = features_of(x, b_k, b_cos, b_sin, MAP, False, EVEN, PRECISION)
+        b_kr = operand(centre(b_kr, m_k, b_key_mean), ROUND)
+        b_v = load_value(x, i_b, i_r, i_g, o_n, m_k_load, o_e)
+        if not AS_THEY_ARE:
+            b_v = centre(b_v.to(tl.float32), m_k, b_value_mean)
+        b_high, b_low = halves(b_sum, PRECISION)
+        b_df = tl.zeros(b_kr.shape, tl.float32) + b_plain[None, :]
+        b_dr = product(b_v, b_high, b_low, tl.zeros(b_kr.shape, tl.float32) + b_turned[None, :], PRECISION)
+        b_dv = tl.zeros((BC, b_value.shape[0]), tl.float32) + b_value[None, :]
+        b_dv = product(b_kr, tl.trans(b_high), tl.trans(b_low), b_dv, PRECISION)
+        m_see = find_pairs(x, o_n, m_k)
+        for j_h in range(GROUP):
+            i_h = i_g * GROUP + j_h
+            b_q = load_query(x, i_b, i_r, i_h, o_n, m_n_load, BD)
+            b_do = load_gradient(x, i_b, i_r, i_h, o_n, m_n_load, o_e)
+            b_f, b_r = features_of(x, b_q, b_cos, b_sin, MAP, True, EVEN, PRECISION)
+            b_slope, b_level, b_pull, b_lift = load_rows(
+                x, rows_at(x, p_rows, i_b, i_r, i_h), o_n, m_n_load, RELEASED, FIRST
+            )
+            b_df, b_dr, b_dv = pair_gradients(
+                x, b_df, b_dr, b_dv, b_kr, b_v, b_f, b_r, b_do, m_see, b_slope, b_level, b_pull, b_lift,
+                PRECISION, ROUND,
+            )  # fmt: skip
+            b_sum, b_turned, b_plain, b_value = foresee(
+                x, b_sum, b_turned, b_plain, b_value, b_f, b_r, b_do, b_slope, b_level, b_pull, b_lift, PRECISION, ROUND
+            )
+        i_row = (i_b * length_of(x) + i_r) * x.G + i_g
+        store_block(p_dv + i_row * x.E, tl.where(m_k[:, None], b_dv, 0.0), o_n, m_n, x.G * x.E, o_e, x.E)
+        store_token_gradient(
+            x, p_dk, p_partial, i_row, x.G, b_k, b_kf, unturn(x, b_df, b_dr, b_cos, b_sin),
+            o_n, m_n, m_k, o_d, o_s, MAP, False, PRECISION, FIRST, LAST,
+        )  # fmt: skip
+    return b_sum, b_turned, b_plain, b_value
+
+
+@triton.jit
+def store_initial_gradient(
+    x, initial, dinitial, i, here, b_sum, b_turned, b_plain, b_value, b_key_mean, b_value_mean, o_d, o_s, o_e,
+    FIRST: tl.constexpr,
+):  # fmt: skip
+    """Gradient of entry `i` of the state before all tokens, if here, which acts as so many tokens at its means."""
+    i = tl.cast(i, tl.int64)
+    m_f, m_e = here & (o_d < x.D), here & (o_e < x.E)
+    n = tl.load(initial.count + i).to(tl.float32)
+    b_key, b_mean = load_means(x, initial, i, o_d, o_s, o_e)
+    b_turned += tl.sum(b_sum * (b_mean - b_value_mean)[:, None], 0)
+    b_value += tl.sum(b_sum * (b_key - b_key_mean)[None, :], 1)
+    p_cov = dinitial.covariance + i * x.F * x.E + o_s[None, :] * x.E + o_e[:, None]
+    tl.store(p_cov, n * b_sum, mask=m_e[:, None] & m_f[None, :])
+    tl.store(dinitial.value_mean + i * x.E + o_e, n * b_value, mask=m_e)
+    p_dkey = dinitial.key_mean
+    if x.p_turns is not None:
+        p_dkey = dinitial.rotated_key_mean
+    p_dkey += i * x.F + o_s
+    b_turned *= n
+    if not FIRST:
+        b_turned += tl.load(p_dkey, mask=m_f, other=0.0)
+    tl.store(p_dkey, b_turned, mask=m_f)
+    if FIRST and x.p_turns is not None:
+        tl.store(dinitial.key_mean + i * x.F + o_s, n * b_plain, mask=m_f)
+
+
+@triton.jit
+def key_kernel(
+    x, past, initial, final, dfinal, dinitial, p_dk, p_dv, p_partial, p_rows, p_sums, i_e,
+    MAP: tl.constexpr, EVEN: tl.constexpr, RELEASED: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
+    SEVERAL: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, GROUP: tl.constexpr, SEGMENT: tl.constexpr,
+    BC: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the keys and values of one segment, one block of the values; the first also of the state before."""
+    i_t, i_g = tl.program_id(0) // x.G, (tl.program_id(0) % x.G).to(tl.int64)
+    i_s, i_b, first, length, begin = find_segment(x, i_t, SEGMENT)
+    if (begin >= length) & (begin > 0):
+        return
+    stop = tl.minimum(begin + SEGMENT, length)
+    o_d, o_s = channels(x.D, BD, BF)
+    o_e = i_e * BE + tl.arange(0, BE)
+    n = first * 0
+    if past.count is not None:
+        n = tl.load(past.count + (i_t if SEVERAL else i_s) * x.G + i_g)
+    exact = find_exact(n, begin, stop, find_first_key(x, i_b, begin, stop, SEGMENT), ROUND, BC)
+    b_key_mean, b_value_mean = load_references(
+        x, initial, final, i_s * x.G + i_g, i_b, i_g, first, length, o_d, o_s, o_e, ROUND
+    )
+    b_sum, b_turned, b_plain, b_value = open_future(
+        x, p_sums, dfinal, final, i_t, i_s, i_g, o_d, o_s, o_e, b_key_mean, b_value_mean, SEVERAL, FIRST, BF, BE
+    )
+    b_sum, b_turned, b_plain, b_value = key_rows(
+        x, p_dk, p_dv, p_partial, p_rows, i_b, i_g, first, exact, stop, stop, o_d, o_s, o_e,
+        b_sum, b_turned, b_plain, b_value, b_key_mean, b_value_mean,
+        MAP, EVEN, RELEASED, PRECISION, ROUND, ROUND, FIRST, LAST, GROUP, BC, BD,
+    )  # fmt: skip
+    if ROUND:
+        b_value -= tl.sum(b_sum * b_key_mean[None, :], 1)
+        b_key_mean = tl.zeros_like(b_key_mean)
+        b_sum, b_turned, b_plain, b_value = key_rows(
+            x, p_dk, p_dv, p_partial, p_rows, i_b, i_g, first, begin, exact, stop, o_d, o_s, o_e,
+            b_sum, b_turned, b_plain, b_value, b_key_mean, b_value_mean,
+            MAP, EVEN, RELEASED, PRECISION, False, True, FIRST, LAST, GROUP, FEW, BD,
+        )  # fmt: skip
+    if dinitial.covariance is not None:
+        store_initial_gradient(
+            x, initial, dinitial, i_s * x.G + i_g, begin == 0, b_sum, b_turned, b_plain, b_value,
+            b_key_mean, b_value_mean, o_d, o_s, o_e, FIRST,
+        )  # fmt: skip
+
+
+# Launches
+
+
+def new_partial(plan: Plan, like: Tensor) -> Tensor | None:
+    """Room for gradients of features that blocks of values add up, where there are several."""
+    if plan.shape.blocks == 1:
+        return None
+    return torch.empty(*like.shape[:3], plan.x.F, dtype=torch.float32, device=like.device)
+
+
+def backward(
+    grad_out: Tensor,
+    grad_final: Statistics | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rule: Rule,
+    scale: float,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    turns: Tensor | None,
+    initial: Statistics | None,
+    final: Statistics,
+    saved: tuple[Tensor, ...],
+    precision: str,
+    segment: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Statistics | None]:
+    """Gradients of queries, keys, values and the initial state, from those of the answers and of the final state.
+
+    Args:
+        grad_out: (B, N, H, E), any strides.
+        grad_final: Gradient of the final state, its count ignored, or None.
+        query: As for `forward`, and so are all others up to `initial`.
+        key: See there.
+        value: See there.
+        rule: See there.
+        scale: See there.
+        key_mask: See there.
+        cu_seqlens: See there.
+        turns: See there.
+        initial: See there.
+        final: What `forward` returned, as is `saved`.
+        saved: See there.
+        precision: As for `forward`.
+        segment: As for `forward`.
+    """
+    plan = plan_for(query, key, value, grad_out, rule, scale, key_mask, cu_seqlens, turns, precision, segment)
+    x, shape, past = plan.x, plan.shape, past_of(saved, initial)
+    grad_query, grad_key, grad_value = (
+        torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (query, key, value)
+    )
+    grad_initial = None
+    if initial is not None:
+        empty = (None if t is None else torch.empty_like(t) for t in initial[1:])
+        grad_initial = Statistics(initial.count, *empty)
+    rows = torch.empty(query.shape[0], x.H, ROWS.value, query.shape[1], dtype=torch.float32, device=query.device)
+    constants = {"RELEASED": rule.released, "GROUP": x.H // x.G, **plan.constants}
+    partial = new_partial(plan, query)
+    for i in range(shape.blocks):
+        query_kernel[(plan.programs,)](
+            x, past, initial or NOTHING, final, grad_query, partial, rows, i, GAIN=rule.gain, SEVERAL=plan.several,
+            FIRST=i == 0, LAST=i == shape.blocks - 1, **constants,
+        )  # fmt: skip
+    sums = None
+    if plan.several:
+        width = x.E * x.F + 2 * x.F + x.E
+        sums = torch.empty(plan.programs, width, dtype=torch.float32, device=query.device)
+        sum_queries_kernel[plan.programs, shape.blocks](x, rows, sums, **constants)
+        add_segments_kernel[plan.sequences * x.G, triton.cdiv(width, WIDE)](x, sums, SEGMENT=shape.segment, BW=WIDE)
+    partial = new_partial(plan, key)
+    for i in range(shape.blocks):
+        key_kernel[(plan.programs,)](
+            x, past, initial or NOTHING, final, grad_final or NOTHING, grad_initial or NOTHING,
+            grad_key, grad_value, partial, rows, sums, i,
+            SEVERAL=plan.several, FIRST=i == 0, LAST=i == shape.blocks - 1, **constants,
+        )  # fmt: skip
+    return grad_query, grad_key, grad_value, grad_initial

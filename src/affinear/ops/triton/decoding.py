@@ -1,0 +1,128 @@
+"""Decoding: one more token for every sequence, answered from its state, which takes the token in on the way."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .blocks import channels, gain, load_block, load_turns, mean_weight, turn
+from .features import feature
+from .rules import Rule
+from .statistics import Statistics
+
+AREA = 8192  # numbers of a covariance that a program holds at a time
+
+
+@triton.jit
+def token_features(p_x, s_d, p_turns, o_d, D, MAP: tl.constexpr, QUERY: tl.constexpr, BD: tl.constexpr):
+    """Features of one token, plain and turned, (BF,) each."""
+    o_n = tl.arange(0, 1)
+    o_c = tl.arange(0, BD)
+    b_f = feature(load_block(p_x, o_n, o_n == 0, 0, o_c, s_d, D).to(tl.float32), o_c < D, MAP, QUERY)
+    b_r = b_f
+    if p_turns is not None:
+        b_cos, b_sin = load_turns(p_turns, o_n, o_n == 0, o_d, D)
+        b_r = turn(b_f, b_cos, b_sin)
+    return tl.sum(b_f, 0), tl.sum(b_r, 0)
+
+
+@triton.jit
+def decode_kernel(
+    p_q, p_k, p_v, p_turns, p_o, old, new, s_q, s_k, s_v, scale, G, D, E, F,
+    MAP: tl.constexpr, GAIN: tl.constexpr, RELEASED: tl.constexpr, GROUP: tl.constexpr,
+    BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Take one key and value into a state, and answer the queries of its key head.
+
+    A program has a state to itself: old and new may lie in the same place.
+    """
+    i_b, i_g = (tl.program_id(0) // G).to(tl.int64), (tl.program_id(0) % G).to(tl.int64)
+    i = i_b * G + i_g
+    o_d, o_s = channels(D, BD, BF)
+    m_f = o_d < D
+    count = tl.load(old.count + i) + 1
+    share = 1 / count.to(tl.float32)
+    b_plain = tl.load(old.key_mean + i * F + o_s, mask=m_f, other=0.0)
+    b_turned = b_plain
+    b_f, b_r = token_features(p_k + i_b * s_k[0] + i_g * s_k[2], s_k[3], p_turns, o_d, D, MAP, False, BD)
+    if p_turns is not None:
+        b_turned = tl.load(old.rotated_key_mean + i * F + o_s, mask=m_f, other=0.0)
+    # What was not there has no mean, whatever the memory says.
+    some = tl.where(count > 1, 1.0, 0.0)
+    b_plain = some * b_plain
+    b_step = b_r - some * b_turned
+    b_turned = some * b_turned + share * b_step
+    b_plain += share * (b_f - b_plain)
+    for i_e in tl.static_range(BLOCKS):
+        o_e = i_e * BE + tl.arange(0, BE)
+        m_e = o_e < E
+        b_v = tl.load(p_v + i_b * s_v[0] + i_g * s_v[2] + o_e * s_v[3], mask=m_e, other=0.0).to(tl.float32)
+        b_value = some * tl.load(old.value_mean + i * E + o_e, mask=m_e, other=0.0)
+        o_cov = i * F * E + o_s[:, None] * E + o_e[None, :]
+        m_cov = m_f[:, None] & m_e[None, :]
+        b_cov = some * tl.load(old.covariance + o_cov, mask=m_cov, other=0.0)
+        b_away = b_v - b_value
+        b_cov = (1 - share) * (b_cov + b_step[:, None] * (share * b_away)[None, :])
+        b_value += share * b_away
+        # Every thread has read what another one is about to write.
+        tl.debug_barrier()
+        tl.store(new.covariance + o_cov, b_cov, mask=m_cov)
+        tl.store(new.value_mean + i * E + o_e, b_value, mask=m_e)
+        for j_h in range(GROUP):
+            i_h = i_g * GROUP + j_h
+            b_qf, b_qr = token_features(p_q + i_b * s_q[0] + i_h * s_q[2], s_q[3], p_turns, o_d, D, MAP, True, BD)
+            b_z = scale * tl.sum(b_qf * b_plain, 0)
+            b_gain, _by_z = gain(b_z, GAIN, RELEASED)
+            b_o = scale * b_gain * tl.sum(b_qr[:, None] * b_cov, 0)
+            if RELEASED:
+                b_added = scale * tl.sum(b_qr * b_turned - b_qf * b_plain, 0)
+                b_weight, _by_z, _by_added = mean_weight(b_z, b_added, GAIN)
+                b_o += b_weight * b_value
+            else:
+                b_o += b_value
+            p_row = p_o + (i_b * (G * GROUP) + i_h) * E + o_e
+            tl.store(p_row, b_o.to(p_o.dtype.element_ty), mask=m_e)
+    tl.store(new.key_mean + i * F + o_s, b_plain, mask=m_f)
+    if p_turns is not None:
+        tl.store(new.rotated_key_mean + i * F + o_s, b_turned, mask=m_f)
+    tl.store(new.count + i, count)
+
+
+def decode(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    state: Statistics,
+    rule: Rule,
+    scale: float,
+    turns: Tensor | None,
+    in_place: bool,
+) -> tuple[Tensor, Statistics]:
+    """Answers to one query of every sequence, which sees its own key, and the states after it. No gradients.
+
+    Args:
+        query: (B, 1, H, D), any strides.
+        key: (B, 1, G, D), where G divides H.
+        value: (B, 1, G, E).
+        state: Before the token.
+        rule: The mechanism.
+        scale: Factor of all scores.
+        turns: (1, D), cosines and sines of channel pairs side by side at this position.
+        in_place: Whether to write over `state`, which is then what is returned.
+    """
+    batch, _one, heads, width = query.shape
+    groups, values = value.shape[2:]
+    out = torch.empty(batch, 1, heads, values, dtype=query.dtype, device=query.device)
+    new = state if in_place else Statistics(*(None if x is None else torch.empty_like(x) for x in state))
+    rounded = max(16, triton.next_power_of_2(width))
+    features = rounded * rule.blocks
+    block = min(max(16, triton.next_power_of_2(values)), max(16, AREA // features))
+    decode_kernel[(batch * groups,)](
+        query, key, value, turns, out, state, new, query.stride(), key.stride(), value.stride(),
+        scale, groups, width, values, width * rule.blocks,
+        MAP=rule.map, GAIN=rule.gain, RELEASED=rule.released, GROUP=heads // groups,
+        BD=rounded, BF=features, BE=block, BLOCKS=triton.cdiv(values, block), num_warps=4,
+    )  # fmt: skip
+    return out, new

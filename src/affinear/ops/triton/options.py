@@ -1,0 +1,61 @@
+"""How each kernel is built, by the size of the state it holds: measured on an H200, see benchmarks/NOTES.md.
+
+Tokens in a block change how sums are grouped: `summarize` and `attention`, which both make states, must agree on them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a kernel is built.
+
+    Attributes:
+        BN: Tokens in a block.
+        warps: Warps of a program.
+        stages: Blocks of tokens in flight, and one.
+        registers: Most registers of a thread; None leaves it to the compiler.
+    """
+
+    BN: int
+    warps: int
+    stages: int
+    registers: int | None = None
+
+
+# Largest product of features and value channels in a program.
+SIZES = {"small": 64 * 64, "medium": 128 * 64, "large": 128 * 128, "wide": 512 * 64}
+
+OPTIONS = {
+    "small": {
+        "summarize": Options(64, 4, 3, 128),
+        "attention": Options(64, 4, 3),
+        "attend": Options(64, 4, 3, 128),
+        "attend_backward": Options(64, 4, 3),
+        "summarize_backward": Options(64, 4, 3),
+    },
+    "medium": {
+        "summarize": Options(64, 4, 3),
+        "attention": Options(64, 4, 3),
+        "attend": Options(64, 4, 2),
+        "attend_backward": Options(16, 4, 3),
+        "summarize_backward": Options(64, 4, 3),
+    },
+    "large": {
+        "summarize": Options(32, 4, 3),
+        "attention": Options(32, 4, 3),
+        "attend": Options(64, 4, 2),
+        "attend_backward": Options(32, 8, 3),
+        "summarize_backward": Options(32, 8, 3, 128),
+    },
+    "wide": dict.fromkeys(
+        ("summarize", "attention", "attend", "attend_backward", "summarize_backward"),
+        Options(16, 8, 1),
+    ),
+}
+# Products of float32 numbers are taken by the threads, which want small blocks.
+OPTIONS_FLOAT32 = {
+    size: dict.fromkeys(options, Options(32 if size == "small" else 16, 8, 1)) for size, options in OPTIONS.items()
+}

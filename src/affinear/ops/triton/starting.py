@@ -1,0 +1,32 @@
+"""Start a kernel. A launch like an earlier one skips Triton's search for the binary, which is slower than the start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+_MOST = 4096  # launches to remember: many more than a network makes, however many lengths it meets
+_remembered: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+
+
+def start(
+    kernel: Any, grid: tuple[int, int, int], tensors: tuple[Tensor, ...], numbers: tuple[float, ...], **constants: Any
+) -> None:
+    """Launch a kernel whose parameters are tensors, then numbers, then constants; options of the build among the last.
+
+    The tensors are on the current device. Triton builds a kernel anew where a number is one, or it or an address is
+    divisible by 16: equal numbers, and addresses that are all divisible, need no second look.
+    """
+    aligned = not any(x.data_ptr() & 15 for x in tensors)
+    key = (id(kernel), tensors[0].device, numbers, tuple(x.dtype for x in tensors), *constants.values())
+    if aligned and key in _remembered:
+        built, rest = _remembered[key]
+        built[grid](*tensors, *numbers, *rest)
+        return
+    built = kernel[grid](*tensors, *numbers, **constants)
+    if aligned and built is not None:  # the interpreter builds nothing
+        if len(_remembered) >= _MOST:
+            _remembered.clear()
+        names = kernel.arg_names[len(tensors) + len(numbers) :]
+        _remembered[key] = built, tuple(constants[name] for name in names)

@@ -1,0 +1,25 @@
+"""The tensors of a state, as the kernels read and write them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Statistics(NamedTuple):
+    """Moments of the tokens of S sequences and G key heads, float32 and contiguous.
+
+    Attributes:
+        count: (S, G), int64.
+        key_mean: (S, G, F), before any rotation.
+        value_mean: (S, G, E).
+        covariance: (S, G, F, E).
+        rotated_key_mean: (S, G, F), or None without rotary positions.
+    """
+
+    count: Tensor
+    key_mean: Tensor
+    value_mean: Tensor
+    covariance: Tensor
+    rotated_key_mean: Tensor | None

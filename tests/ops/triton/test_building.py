@@ -1,0 +1,95 @@
+"""Kernels are built for real chips, none of which is here, under both ends of the range of Triton versions."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from affinear.ops.triton.backend import OLDEST
+
+ROOT = Path(__file__).parents[3]
+OLD_TRITON = next(ROOT.glob(".venv/triton-*"), None)  # the Makefile says which, and puts it there
+# Cases as scripts/build_kernels.py reads them, those on a line in one process: built to the end for one chip ...
+CASES = [
+    "mala:64",
+    "mala:128 mala:64:bfloat16:rotary+decode",
+    "mala:256 inline:96:bfloat16:long",
+    "nala:64",
+    "nala:96 mala:64:float32:short",
+    "mala_released:64:bfloat16:rotary+masked+short nala:32:float16:rotary+packed+long",
+    "mala:64:bfloat16:causal",
+]
+# ... and what may differ on others.
+OTHER_CASES = {
+    "sm_80": "mala:64:bfloat16:long mala:128:bfloat16:short",
+    "gfx942": "mala:64:bfloat16:long mala:128:bfloat16:short nala:64:bfloat16:long",
+}
+OLD_CASES = ["mala:64 mala:64:bfloat16:rotary+decode", "mala:64:bfloat16:causal"]
+# Bytes of a thread that may lie outside its registers: in general, and in the forward pass of heads up to 64 wide.
+SPILLED, SPILLED_FORWARD, NARROW = 1024, 128, 64
+FORWARD = ("summarize.summarize_kernel", "attend.attend_kernel", "fused.attention_kernel")
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU they are built by running them")
+
+
+def build(chip: str, cases: str, until: str = "binary", triton: Path | None = None) -> dict[str, Any]:
+    """What the script says of some cases, in a process of its own, where nothing is interpreted and nothing cached."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    path = [] if triton is None else [str(triton)]
+    environment["PYTHONPATH"] = os.pathsep.join([*path, str(ROOT / "src")])
+    command = [sys.executable, ROOT / "scripts/build_kernels.py", chip, *cases.split(), "--until", until, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+def check_shared_memory(told: dict[str, Any]) -> None:
+    """Every program fits into what its chip has."""
+    assert told["builds"]
+    too_large = {(b["kernel"], b["case"]): b["shared"] for b in told["builds"] if b["shared"] > told["shared"]}
+    assert not too_large
+
+
+def test_no_kernel_is_forgotten():
+    told = build("sm_90", " ".join(CASES), until="launch")
+    assert told["kernels"]
+    assert {b["kernel"] for b in told["builds"]} == set(told["kernels"])
+
+
+@pytest.mark.parametrize("case", ["mala:64:bfloat16:many", "mala:64:bfloat16:causal+many"])
+def test_new_lengths_and_batches_build_nothing_new(case: str):
+    variants = Counter(b["kernel"] for b in build("sm_90", case, until="launch")["builds"])
+    assert variants
+    # One for sequences of one segment, one for those of several.
+    assert {kernel: number for kernel, number in variants.items() if number > 2} == {}
+
+
+@pytest.mark.parametrize("cases", CASES)
+def test_kernels_fit_a_hopper(cases: str):
+    told = build("sm_90", cases)
+    check_shared_memory(told)
+    for b in told["builds"]:
+        narrow = int(b["case"].split(":")[1]) <= NARROW and b["kernel"] in FORWARD
+        assert b["spilled"] <= (SPILLED_FORWARD if narrow else SPILLED), b
+
+
+@pytest.mark.parametrize("chip", OTHER_CASES)
+def test_kernels_fit_other_chips(chip: str):
+    check_shared_memory(build(chip, OTHER_CASES[chip], until="shared"))
+
+
+@pytest.mark.parametrize("cases", OLD_CASES)
+def test_kernels_build_under_the_oldest_triton(cases: str):
+    if OLD_TRITON is None:
+        pytest.skip("needs an older Triton beside the environment, which make test installs")
+    told = build("sm_90", cases, triton=OLD_TRITON)
+    assert tuple(int(number) for number in told["triton"].split(".")[:2]) == OLDEST
+    check_shared_memory(told)

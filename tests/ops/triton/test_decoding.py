@@ -1,0 +1,135 @@
+"""The decoding kernel: token by token the same as causal attention over all of them, in float64, by definition."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from triton import knobs
+
+import affinear as af
+from affinear.ops.rotary import rotary_1d
+from affinear.ops.triton.decoding import decode
+from affinear.ops.triton.rules import rule_of
+from affinear.ops.triton.statistics import Statistics
+
+Randn = Callable[..., Tensor]
+Error = Callable[[Tensor, Tensor], float]
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+COMPILED = not knobs.runtime.interpret
+MECHANISMS = [name for name in af.mechanisms() if name != "softmax"]
+BATCH, STEPS = 2, 4
+
+interpreted = pytest.mark.skipif(COMPILED, reason="only constants differ, and compiling them takes long")
+pytestmark = pytest.mark.skipif(COMPILED and DEVICE == "cpu", reason="needs a GPU, or TRITON_INTERPRET=1")
+
+
+def nothing(mechanism: str, groups: int, width: int, values: int, rotary: bool) -> Statistics:
+    """States of no token. What lies in their place is nobody's business."""
+    features = width * (2 if mechanism.startswith("nala") else 1)
+    shapes = (features,), (values,), (features, values), (features,) if rotary else None
+    count = torch.zeros(BATCH, groups, dtype=torch.int64, device=DEVICE)
+    return Statistics(count, *(None if x is None else torch.randn(BATCH, groups, *x, device=DEVICE) for x in shapes))
+
+
+def step(tokens: list[Tensor], state: Statistics, mechanism: str, turns: Tensor | None, in_place: bool):
+    """Decode one token."""
+    rule, scale = rule_of(af.mechanisms()[mechanism]), af.mechanisms()[mechanism].scale_for(tokens[0].shape[3])
+    assert rule is not None
+    return decode(tokens[0], tokens[1], tokens[2], state, rule, scale, turns, in_place)
+
+
+def check(
+    randn: Randn,
+    relative_error: Error,
+    mechanism: str = "mala",
+    *,
+    heads: int = 2,
+    groups: int = 1,
+    width: int = 24,
+    values: int = 40,
+    dtype: torch.dtype = torch.float32,
+    rotary: bool = False,
+    in_place: bool = False,
+) -> None:
+    """Decode a few tokens, and compare with causal attention over all of them."""
+    shapes = (heads, width), (groups, width), (groups, values)
+    tokens = [randn(BATCH, STEPS, *shape, dtype=dtype).to(DEVICE) for shape in shapes]
+    tables = rotary_1d(STEPS, width, device=DEVICE) if rotary else None
+    turns = None if tables is None else torch.stack((tables[0][:, ::2], tables[1][:, ::2]), dim=2).flatten(1)
+    state, outs = nothing(mechanism, groups, width, values, rotary), []
+    for i in range(STEPS):
+        before = [None if x is None else x.clone() for x in state]
+        out, after = step(
+            [x[:, i : i + 1] for x in tokens], state, mechanism, None if turns is None else turns[i : i + 1], in_place
+        )
+        for old, x, new in zip(before, state, after, strict=True):
+            assert x is None or (x is new if in_place else torch.equal(x, old))
+        outs.append(out)
+        state = after
+    out = torch.cat(outs, dim=1)
+    assert out.dtype == dtype
+
+    options = {"mechanism": mechanism, "causal": True, "return_state": True}
+    wide = None if tables is None else (tables[0].double(), tables[1].double())
+    truth, exact = af.attention(*(x.double() for x in tokens), rotary=wide, backend="reference", **options)
+    rival, _ = af.attention(*tokens, rotary=tables, backend="torch", **options)
+    eps = torch.finfo(torch.float32).eps
+    assert relative_error(out, truth) <= 2 * relative_error(rival, truth) + eps
+    assert torch.equal(state.count, exact.count)
+    for name in ("key_mean", "value_mean", "covariance", "rotated_key_mean"):
+        ours, theirs = getattr(state, name), getattr(exact, name)
+        assert (ours is None) == (theirs is None)
+        assert ours is None or relative_error(ours, theirs) <= 2 * eps, name
+
+
+@interpreted
+@pytest.mark.parametrize("rotary", [False, True])
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_every_mechanism_is_its_definition(mechanism: str, rotary: bool, randn: Randn, relative_error: Error):
+    check(randn, relative_error, mechanism, rotary=rotary, in_place=rotary)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_any_dtype(dtype: torch.dtype, in_place: bool, randn: Randn, relative_error: Error):
+    if dtype == torch.bfloat16 and not COMPILED:
+        pytest.skip("the interpreter truncates where it should round to bfloat16")
+    check(randn, relative_error, heads=4, groups=2, dtype=dtype, in_place=in_place)
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("mechanism", "width", "values"), [("inline", 8, 8), ("mala", 96, 24), ("mala", 40, 200), ("nala", 136, 72)]
+)
+def test_any_width(mechanism: str, width: int, values: int, randn: Randn, relative_error: Error):
+    check(randn, relative_error, mechanism, width=width, values=values, rotary=True, in_place=True)
+
+
+def test_a_count_beyond_float32_is_exact(randn: Randn):
+    state = nothing("mala", 1, 24, 16, False)
+    state.count.fill_(2**25 + 1)
+    tokens = [randn(BATCH, 1, 1, width, dtype=torch.float32).to(DEVICE) for width in (24, 24, 16)]
+    assert (step(tokens, state, "mala", None, False)[1].count == 2**25 + 2).all()
+
+
+def test_any_strides_and_nothing_beside_them(randn: Randn):
+    tokens = [randn(BATCH, 1, 2, width, dtype=torch.float32).to(DEVICE) for width in (24, 24, 16)]
+    spread = []
+    for x in tokens:
+        memory = torch.full((BATCH, 1, x.shape[3], 4), math.nan, device=DEVICE)
+        spread.append(memory[..., ::2].transpose(2, 3).copy_(x))
+    state = nothing("mala", 2, 24, 16, False)
+    for ours, others in zip(
+        step(tokens, state, "mala", None, False), step(spread, state, "mala", None, False), strict=True
+    ):
+        for x, y in zip(
+            (ours,) if isinstance(ours, Tensor) else ours,
+            (others,) if isinstance(others, Tensor) else others,
+            strict=True,
+        ):
+            assert x is None or torch.equal(x, y)
