@@ -241,7 +241,9 @@ def judge(relative_error: Error) -> Judge:
             # One rounding of a float32 is no mistake where torch happens to round nothing; nor, in a state, one of the
             # tokens that made it.
             slack = torch.finfo(WHOLE).eps if tokens or dtype == WHOLE else torch.finfo(dtype).eps / 8
-            assert relative_error(ours, exact) <= 2 * (relative_error(theirs, exact) + slack), name
+            # The gradient of a state adds up what every token after it rounded, and cancels most of it.
+            budget = 2 if tokens else 4
+            assert relative_error(ours, exact) <= budget * (relative_error(theirs, exact) + slack), name
         return answers
 
     return check

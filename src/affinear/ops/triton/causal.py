@@ -194,7 +194,7 @@ def find_exact(n, begin, stop, i_n, ROUND: tl.constexpr, BC: tl.constexpr):
     """End of the chunks that are not to be rounded: that of the first key `i_n`, if at most a small state is before."""
     exact = begin
     if ROUND:
-        # A later segment in which nothing is rounded must have no key before it: see `causal_backward.load_references`.
+        # Rows that are not rounded have another reference in the backward pass: no earlier segment may see them.
         few = (n == 0) | ((begin == 0) & (n < BC))
         exact = tl.where(few, tl.minimum(begin + ((i_n - begin) // BC + 1) * BC, stop), begin)
     return exact

@@ -77,12 +77,11 @@ def load_means(x, state, i, o_d, o_s, o_e):
 
 @triton.jit
 def load_references(x, initial, final, i, i_b, i_g, first, length, o_d, o_s, o_e, ROUND: tl.constexpr):
-    """What the second scan tells keys that are rounded and values that are not from.
+    """What the second scan tells keys and values from.
 
-    Keys, from their mean in the end. Those that are not rounded are told from nothing, because for the few first rows
-    any mean of all would be far off. Rows kept with and without a reference must not meet in one sum.
-
-    Values, from where the scan forwards began, for the same reason: the first one, or the mean before it.
+    Where keys are rounded they are told from their mean in the end, and values, which are exact, from nothing. Else both
+    are told from where the scan forwards began, the means before it, or nothing and the first value: for the few first
+    rows the means of all would be far off.
     """
     b_key, b_value = load_means(x, final, i, o_d, o_s, o_e)
     if ROUND:
@@ -94,8 +93,10 @@ def load_references(x, initial, final, i, i_b, i_g, first, length, o_d, o_s, o_e
         b_first = load_value(x, i_b, first, i_g, o_n, m_n, o_e).to(tl.float32)
         b_value = tl.where(tl.max(m_n.to(tl.int32), 0) > 0, tl.sum(b_first, 0), b_value)
         if initial.count is not None:
-            _key, b_before = load_means(x, initial, i, o_d, o_s, o_e)
-            b_value = tl.where(tl.load(initial.count + i) > 0, b_before, b_value)
+            some = tl.load(initial.count + i) > 0
+            b_key_before, b_value_before = load_means(x, initial, i, o_d, o_s, o_e)
+            b_key = tl.where(some, b_key_before, b_key)
+            b_value = tl.where(some, b_value_before, b_value)
     return b_key, b_value
 
 
@@ -552,6 +553,7 @@ def key_kernel(
         MAP, EVEN, RELEASED, PRECISION, ROUND, ROUND, FIRST, LAST, GROUP, BC, BD,
     )  # fmt: skip
     if ROUND:
+        # The few first rows are not rounded, and told from nothing; so is then all that they are added to.
         b_value -= tl.sum(b_sum * b_key_mean[None, :], 1)
         b_key_mean = tl.zeros_like(b_key_mean)
         b_sum, b_turned, b_plain, b_value = key_rows(
