@@ -79,9 +79,9 @@ def load_means(x, state, i, o_d, o_s, o_e):
 def load_references(x, initial, final, i, i_b, i_g, first, length, o_d, o_s, o_e, ROUND: tl.constexpr):
     """What the second scan tells keys and values from.
 
-    Where keys are rounded they are told from their mean in the end, and values, which are exact, from nothing. Else both
-    are told from where the scan forwards began, the means before it, or nothing and the first value: for the few first
-    rows the means of all would be far off.
+    Where keys are rounded they are told from their mean in the end, and values, which are exact, from nothing. Else
+    both are told from where the scan forwards began, the means before it, or nothing and the first value: for the few
+    first rows the means of all would be far off.
     """
     b_key, b_value = load_means(x, final, i, o_d, o_s, o_e)
     if ROUND:
