@@ -1,0 +1,22 @@
+"""Modules around the operator: one attention layer, and the parts that papers put around it."""
+
+from .attention import INLINE, MALA, NALA, PLAIN, Attention, Parts
+from .convolution import DepthwiseConv
+from .position import LearnedPosition
+from .residual import LocalResidual
+from .rotary import AxialRotary
+from .windows import Windows
+
+__all__ = [
+    "INLINE",
+    "MALA",
+    "NALA",
+    "PLAIN",
+    "Attention",
+    "AxialRotary",
+    "DepthwiseConv",
+    "LearnedPosition",
+    "LocalResidual",
+    "Parts",
+    "Windows",
+]

@@ -1,0 +1,171 @@
+"""One attention layer; what a paper puts around the operator is a choice of parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .. import ops
+from ..ops import Mechanism
+from .convolution import DepthwiseConv
+from .residual import LocalResidual
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What stands around the operator in one paper's attention layer.
+
+    Attributes:
+        mechanism: A registered name, or a `Mechanism`.
+        rotary: Whether queries and keys turn with their place on the grid.
+        position_kernel: Side of the depthwise convolution of the values that is added (LePE); 0 for none.
+        local_residual: Whether InLine's convolution, with kernels made from the mean token, is added.
+        norm: Whether the sum is normalised before the gate.
+        gate: What multiplies the result: nothing, a linear function of the input, or the SiLU of one.
+    """
+
+    mechanism: str | Mechanism
+    rotary: bool = False
+    position_kernel: int = 0
+    local_residual: bool = False
+    norm: bool = False
+    gate: Literal["none", "linear", "silu"] = "none"
+
+    def over(self, mechanism: str | Mechanism) -> Parts:
+        """The same parts around another mechanism."""
+        return replace(self, mechanism=mechanism)
+
+
+MALA = Parts("mala", rotary=True, position_kernel=5, gate="linear")
+NALA = Parts("nala", rotary=True, position_kernel=5, norm=True, gate="silu")
+INLINE = Parts("inline", local_residual=True)
+PLAIN = Parts("softmax")
+
+
+class Attention(nn.Module):
+    """Self-attention of tokens that lie on a grid, read row by row, after any number of class tokens.
+
+        out = proj(norm(attention(q, k, v) + conv(v) + residual(v)) * gate)
+
+    Args:
+        dim: Channels C.
+        num_heads: Heads H, a divisor of C.
+        parts: `MALA`, `NALA` and `INLINE` are the papers' layers; any other combination works as well.
+        prefix_tokens: Number of class tokens in front, which take part in the attention but not in convolutions.
+        qkv_bias: Whether queries, keys, values and gate have a bias.
+        proj_drop: Dropout of the output.
+        device: Where the weights live.
+        dtype: Their dtype.
+
+    Example:
+        >>> import torch
+        >>> from affinear.layers import INLINE, MALA, Attention, AxialRotary
+        >>> tokens = torch.randn(2, 6 * 9, 64)
+        >>> rotary = AxialRotary(32)(tokens.unflatten(1, (6, 9)))
+        >>> Attention(64, 2, MALA)(tokens, (6, 9), rotary=rotary).shape
+        torch.Size([2, 54, 64])
+        >>> Attention(64, 2, INLINE.over("softmax"))(tokens, (6, 9)).shape
+        torch.Size([2, 54, 64])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        parts: Parts = MALA,
+        *,
+        prefix_tokens: int = 0,
+        qkv_bias: bool = True,
+        proj_drop: float = 0.0,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if dim % num_heads:
+            raise ValueError(f"num_heads: expected a divisor of dim = {dim}, got {num_heads}")
+        self.num_heads, self.parts, self.prefix_tokens = num_heads, parts, prefix_tokens
+        self.mechanism = ops.find(parts.mechanism)
+        streams = 3 if parts.gate == "none" else 4
+        self.qkv = nn.Linear(dim, streams * dim, bias=qkv_bias, device=device, dtype=dtype)
+        self.position = self.residual = self.norm = None
+        if parts.position_kernel:
+            self.position = DepthwiseConv(dim, parts.position_kernel, device=device, dtype=dtype)
+        if parts.local_residual:
+            self.residual = LocalResidual(dim, num_heads, device=device, dtype=dtype)
+        if parts.norm:
+            self.norm = nn.LayerNorm(dim, device=device, dtype=dtype)
+        self.proj = nn.Linear(dim, dim, device=device, dtype=dtype)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    @property
+    def linear(self) -> bool:
+        """Whether time and memory are linear in the number of tokens."""
+        return self.mechanism.gain is not None
+
+    def forward(
+        self,
+        x: Tensor,
+        grid: tuple[int, int],
+        *,
+        rotary: tuple[Tensor, Tensor] | None = None,
+        key_mask: Tensor | None = None,
+        mean: Tensor | None = None,
+    ) -> Tensor:
+        """Tokens (B, N, C) that have looked at each other.
+
+        Args:
+            x: Tokens (B, N, C), N = prefix_tokens + rows * columns.
+            grid: Rows and columns.
+            rotary: Tables (N, D) where the parts have positions that turn.
+            key_mask: (B, N), False where there is no token; convolutions see zeros there.
+            mean: (B, C), what the local residual makes its kernels from; the mean of the tokens if None.
+        """
+        self._check(x, grid, rotary)
+        heads = (-1, self.num_heads, x.shape[-1] // self.num_heads)
+        query, key, value, *gate = self.qkv(x).unflatten(-1, heads).unbind(2)
+        out = ops.attention(query, key, value, self.mechanism, rotary=rotary, key_mask=key_mask).flatten(2)
+        if self.position is not None or self.residual is not None:
+            out = out + self._local(x, value.flatten(2), grid, key_mask, mean)
+        if self.norm is not None:
+            out = self.norm(out)
+        if gate:
+            out = out * (F.silu(gate[0]) if self.parts.gate == "silu" else gate[0]).flatten(2)
+        return self.proj_drop(self.proj(out))
+
+    def _local(
+        self, x: Tensor, value: Tensor, grid: tuple[int, int], key_mask: Tensor | None, mean: Tensor | None
+    ) -> Tensor:
+        """What the convolutions add; nothing to class tokens."""
+        if key_mask is not None:
+            value = value * key_mask[..., None]
+        value = value[:, self.prefix_tokens :].unflatten(1, grid)
+        out = torch.zeros_like(value) if self.position is None else self.position(value)
+        if self.residual is not None:
+            out = out + self.residual(_mean(x, key_mask) if mean is None else mean, value)
+        return F.pad(out.flatten(1, 2), (0, 0, self.prefix_tokens, 0))
+
+    def _check(self, x: Tensor, grid: tuple[int, int], rotary: tuple[Tensor, Tensor] | None) -> None:
+        if x.shape[1] != self.prefix_tokens + grid[0] * grid[1]:
+            raise ValueError(
+                f"grid: expected rows x columns = {x.shape[1] - self.prefix_tokens}, the number of tokens"
+                f"{' but class tokens' if self.prefix_tokens else ''}, got {grid[0]} x {grid[1]}"
+            )
+        if (rotary is None) == self.parts.rotary:
+            expected, do = ("tables", "pass what AxialRotary gives") if self.parts.rotary else ("None", "leave it out")
+            raise ValueError(f"rotary: expected {expected}, as parts.rotary is {self.parts.rotary}; {do}")
+
+    def extra_repr(self) -> str:
+        """What `print` shows."""
+        kind = "linear" if self.linear else "softmax, quadratic in tokens"
+        return f"{self.mechanism.name} ({kind}), num_heads={self.num_heads}"
+
+
+def _mean(x: Tensor, key_mask: Tensor | None) -> Tensor:
+    if key_mask is None:
+        return x.mean(dim=1)
+    weight = key_mask[..., None].to(x.dtype)
+    return (x * weight).sum(dim=1) / weight.sum(dim=1).clamp_min(1)

@@ -1,0 +1,26 @@
+"""Depthwise convolution of maps that keep their channels last."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class DepthwiseConv(nn.Conv2d):
+    """One odd square kernel per channel, zeros beyond the border, on maps (B, H, W, C).
+
+    Example:
+        >>> import torch
+        >>> from affinear.layers import DepthwiseConv
+        >>> DepthwiseConv(8, 3)(torch.randn(2, 5, 7, 8)).shape
+        torch.Size([2, 5, 7, 8])
+    """
+
+    def __init__(
+        self, dim: int, kernel_size: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__(dim, dim, kernel_size, padding=kernel_size // 2, groups=dim, device=device, dtype=dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The map, convolved."""
+        return super().forward(input.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)

@@ -1,0 +1,78 @@
+"""From the names and shapes in a released checkpoint to ours."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+from timm.layers import resize_rel_pos_bias_table
+from torch import Tensor, nn
+
+from ..layers.position import resize_table
+
+# A pattern, and what stands in its place; None for what our networks compute and need not store.
+Rule: TypeAlias = tuple[str, str | Callable[[re.Match[str]], str] | None]
+
+
+def translate(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """A released state dict in the names and shapes of our network; one that is ours already stays as it is.
+
+    Names that no rule knows stay as they are, for the caller to complain about.
+    """
+    own = model.state_dict()
+    if own.keys() & state.keys() and state.keys() <= own.keys():
+        return dict(state)
+    rules: Sequence[Rule] = getattr(model, "released_names", ())
+    renamed = {name: tensor for old, tensor in state.items() if (name := rename(old, rules)) is not None}
+    renamed = join_query_and_key_value(renamed, own)
+    renamed = part_class_position(renamed, own)
+    return {name: reshape(tensor, own[name], name) if name in own else tensor for name, tensor in renamed.items()}
+
+
+def rename(name: str, rules: Sequence[Rule]) -> str | None:
+    """The name after all rules; None if one says that it is not needed."""
+    for pattern, replacement in rules:
+        if replacement is not None:
+            name = re.sub(pattern, replacement, name)
+        elif re.search(pattern, name):
+            return None
+    return name
+
+
+def join_query_and_key_value(state: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Layers that project queries apart from keys and values, put together where ours do all at once."""
+    out = dict(state)
+    for name, query in state.items():
+        before, found, after = name.rpartition(".q.")
+        joined, other = f"{before}.qkv.{after}", f"{before}.kv.{after}"
+        if found and joined in own and other in state:
+            out[joined] = torch.cat((query, state[other]))
+            del out[name], out[other]
+    return out
+
+
+def part_class_position(state: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A table that holds the class token's position before the grid's, in two, where ours has two."""
+    if "cls_position" not in own or "pos_embed" not in state:
+        return state
+    out = {name: tensor for name, tensor in state.items() if name != "pos_embed"}
+    table = state["pos_embed"]
+    return {**out, "cls_position": table[:, :1], "position.table": table[:, 1:]}
+
+
+def reshape(tensor: Tensor, own: Tensor, name: str) -> Tensor:
+    """The tensor in our shape: 1 x 1 convolutions are linear layers here, and position tables fit any size."""
+    if tensor.shape == own.shape:
+        return tensor
+    if [n for n in tensor.shape if n != 1] == [n for n in own.shape if n != 1]:
+        return tensor.reshape(own.shape)
+    if name.endswith("position.table") and tensor.shape[-1] == own.shape[-1]:
+        side = math.isqrt(tensor.shape[1])
+        return resize_table(tensor.unflatten(1, (side, -1)), (own.shape[1], own.shape[2]))
+    if name.endswith("relative_position_bias_table") and tensor.shape[1] == own.shape[1]:
+        side = round(own.shape[0] ** 0.5 + 1) // 2
+        return resize_rel_pos_bias_table(tensor, (side, side), tuple(own.shape))
+    return tensor

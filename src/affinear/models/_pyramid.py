@@ -1,0 +1,226 @@
+"""What every network of four shrinking stages owes timm, written once.
+
+Maps keep their channels last inside, (B, H, W, C); images come in, and features go out, as (B, C, H, W).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from timm.layers import DropPath, Mlp, get_device_dtype
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ..layers import AxialRotary
+from ..ops import Mechanism
+
+
+class Block(nn.Module):
+    """Attention and MLP, each added to the map after a norm.
+
+    Args:
+        dim: Channels C.
+        attn: Takes tokens (B, N, C) and their grid.
+        mlp_ratio: Hidden width of the MLP over C.
+        drop_path: Stochastic depth.
+        eps: Of the norms.
+        dd: Device and dtype.
+    """
+
+    def __init__(
+        self, dim: int, attn: nn.Module, mlp_ratio: float, drop_path: float, eps: float = 1e-5, **dd: Any
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, eps=eps, **dd)
+        self.attn = attn
+        self.norm2 = nn.LayerNorm(dim, eps=eps, **dd)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), **dd)
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A map (B, H, W, C) of the same size."""
+        x = x + self.drop_path(self.attend(x))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+    def attend(self, x: Tensor) -> Tensor:
+        """What attention adds to the map."""
+        grid = (x.shape[1], x.shape[2])
+        return self.attn(self.norm1(x).flatten(1, 2), grid).unflatten(1, grid)
+
+
+class Stage(nn.Module):
+    """Halves the map, if it is not the first stage, and sends it through blocks.
+
+    Args:
+        downsample: From a map to one of half the size; the identity in a first stage.
+        blocks: Each takes a map and gives one of the same size; with rotary tables if the stage has some.
+        rotary: Makes the tables that all blocks of the stage share.
+    """
+
+    def __init__(self, downsample: nn.Module, blocks: Sequence[nn.Module], rotary: AxialRotary | None = None) -> None:
+        super().__init__()
+        self.downsample, self.rotary = downsample, rotary
+        self.blocks = nn.ModuleList(blocks)
+        self.grad_checkpointing = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The map after all blocks, (B, H, W, C)."""
+        x = self.downsample(x)
+        given = () if self.rotary is None else (self.rotary(x),)
+        for block in self.blocks:
+            x = checkpoint(block, x, *given, use_reentrant=False) if self.grad_checkpointing else block(x, *given)
+        return x
+
+    def extra_repr(self) -> str:
+        """What `print` shows: which blocks are linear."""
+        return describe(self)
+
+
+class Pyramid(nn.Module):
+    """Stem, stages, norm and head, with the methods timm's users and tools call.
+
+    A family's class makes the modules and passes them here.
+
+    Args:
+        stem: From images (B, 3, H, W) to maps (B, H / 4, W / 4, C).
+        stages: Each halves the map but the first.
+        norm: Of the last map.
+        head: With `reset(num_classes, pool_type)` and `forward(x, pre_logits)`, on features (B, C, H, W).
+        dims: Channels of each stage.
+        num_classes: Classes; 0 for none.
+    """
+
+    stem_pattern = r"^stem"
+
+    def __init__(
+        self,
+        *,
+        stem: nn.Module,
+        stages: Sequence[Stage],
+        norm: nn.Module,
+        head: nn.Module,
+        dims: Sequence[int],
+        num_classes: int,
+        head_hidden_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.num_features = dims[-1]
+        self.head_hidden_size = head_hidden_size or dims[-1]
+        self.stem, self.norm, self.head = stem, norm, head
+        self.stages = nn.ModuleList(stages)
+        self.feature_info = [
+            {"num_chs": dim, "reduction": 4 * 2**i, "module": f"stages.{i}"} for i, dim in enumerate(dims)
+        ]
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters that timm's optimizers leave out of weight decay, beside biases and norms."""
+        return set()
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """How parameters group into layers, for layer-wise learning rates."""
+        blocks: Any = r"^stages\.(\d+)"
+        if not coarse:
+            blocks = [
+                (r"^stages\.(\d+)\.downsample", (0,)),
+                (r"^stages\.(\d+)\.blocks\.(\d+)", None),
+                (r"^norm", (99999,)),
+            ]
+        return {"stem": self.stem_pattern, "blocks": blocks}
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Whether training recomputes the blocks' activations instead of keeping them."""
+        for stage in self.stages:
+            assert isinstance(stage, Stage)
+            stage.grad_checkpointing = enable
+
+    def get_classifier(self) -> nn.Module:
+        """The last linear layer."""
+        return self.head.fc  # pyright: ignore[reportReturnType]
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Start the classifier anew with other classes, or none (0), and another pooling, or none ('')."""
+        self.num_classes = num_classes
+        self.head.reset(num_classes, global_pool, **get_device_dtype(self))  # pyright: ignore[reportCallIssue]
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | Sequence[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
+        """The stages' maps, and the final features unless `intermediates_only`.
+
+        Args:
+            x: Images (B, 3, H, W).
+            indices: Stages to return; the last so many if a number, all if None.
+            norm: Whether the last map is normalised as the head would have it.
+            stop_early: Whether to skip stages that are not asked for.
+            output_fmt: "NCHW" or "NHWC", the layout of the maps.
+            intermediates_only: Whether to leave the final features out.
+        """
+        if output_fmt not in ("NCHW", "NHWC"):
+            raise ValueError(f"output_fmt: expected 'NCHW' or 'NHWC', got {output_fmt!r}")
+        wanted, last = feature_take_indices(len(self.stages), indices)  # pyright: ignore[reportArgumentType]
+        x = self.stem(x)
+        maps: list[Tensor] = []
+        for i, stage in enumerate(self.stages):
+            if stop_early and i > last:
+                break
+            x = stage(x)
+            if i in wanted:
+                out = self.norm(x) if norm and i == len(self.stages) - 1 else x
+                maps.append(out.permute(0, 3, 1, 2) if output_fmt == "NCHW" else out)
+        if intermediates_only:
+            return maps
+        return self.norm(x).permute(0, 3, 1, 2), maps
+
+    def prune_intermediate_layers(
+        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop what the given stages do not need."""
+        wanted, last = feature_take_indices(len(self.stages), indices)  # pyright: ignore[reportArgumentType]
+        self.stages = self.stages[: last + 1]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return wanted
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Features (B, C, H / 32, W / 32) of images (B, 3, H, W)."""
+        x = self.stem(x)
+        for stage in self.stages:
+            x = stage(x)
+        return self.norm(x).permute(0, 3, 1, 2)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Logits (B, num_classes) of features, or what the classifier would see."""
+        return self.head(x, pre_logits=pre_logits)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, num_classes) of images (B, 3, H, W)."""
+        return self.forward_head(self.forward_features(x))
+
+
+def pair(size: int | Sequence[int]) -> tuple[int, int]:
+    """Height and width of an image that may be given by its side."""
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def describe(module: nn.Module) -> str:
+    """Which attention the blocks of a module use, in order, such as "2 x mala_released, 6 x softmax"."""
+    found = (getattr(layer, "mechanism", None) for layer in module.modules())
+    names = [mechanism.name for mechanism in found if isinstance(mechanism, Mechanism)]
+    runs: list[tuple[str, int]] = []
+    for name in names:
+        if runs and runs[-1][0] == name:
+            runs[-1] = (name, runs[-1][1] + 1)
+        else:
+            runs.append((name, 1))
+    return ", ".join(f"{count} x {name}" for name, count in runs)

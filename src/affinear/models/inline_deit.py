@@ -1,0 +1,298 @@
+"""InLine-DeiT: the DeiT vision transformer with InLine attention in every block.
+
+Papers: Bridging the Divide: Reconsidering Softmax and Linear Attention, arXiv 2412.06590, NeurIPS 2024; Training
+data-efficient image transformers, arXiv 2012.12877. Heads are twice as many as DeiT's, widths of S and B smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from timm.layers import (
+    DropPath,
+    Mlp,
+    PatchEmbed,
+    calculate_drop_path_rates,
+    get_device_dtype,
+    trunc_normal_,
+)
+from timm.models import generate_default_cfgs, register_model
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ..layers import INLINE, Attention, LearnedPosition
+from ..ops import Mechanism
+from ._config import build, config
+from ._names import Rule
+from ._pyramid import describe, pair
+from ._stages import linear_blocks
+from ._weights import draw
+
+NORM_EPS = 1e-6
+
+
+class Block(nn.Module):
+    """Attention and MLP, each added to the tokens."""
+
+    def __init__(
+        self, dim: int, num_heads: int, mechanism: str | Mechanism, mlp_ratio: float, drop_path: float, **dd: Any
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, eps=NORM_EPS, **dd)
+        self.attn = Attention(dim, num_heads, INLINE.over(mechanism), prefix_tokens=1, **dd)
+        self.norm2 = nn.LayerNorm(dim, eps=NORM_EPS, **dd)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), **dd)
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Tokens (B, N, C), the class token first."""
+        x = x + self.drop_path(self.attn(self.norm1(x), grid))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+class InLineDeiT(nn.Module):
+    """InLine-DeiT for images of any size from 32 pixels a side.
+
+    Sides that patches do not divide get zeros below and to the right; the position table is resized to what comes.
+
+    Args:
+        img_size: Side, or height and width, that the position table is made for.
+        patch_size: Side of a patch.
+        in_chans: Channels of the images.
+        num_classes: Classes; 0 for no classifier.
+        global_pool: "token" for the class token, "avg" for the mean of the patches, "" for all tokens.
+        embed_dim: Channels.
+        depth: Blocks.
+        num_heads: Heads.
+        mlp_ratio: Hidden width of the MLP over channels.
+        stage_types: "I" for linear, "S" for softmax, "M" and a number for that many linear blocks before softmax.
+        mechanism: Of the linear blocks: a registered name, or a `Mechanism`.
+        drop_rate: Dropout before the classifier.
+        drop_path_rate: Stochastic depth of the last block.
+        device: Where the weights live.
+        dtype: Their dtype.
+
+    Example:
+        >>> import timm, torch
+        >>> import affinear.models
+        >>> model = timm.create_model("inline_deit_tiny", num_classes=10).eval()
+        >>> model(torch.randn(1, 3, 64, 100)).shape
+        torch.Size([1, 10])
+    """
+
+    released_names: tuple[Rule, ...] = (
+        (r"\.residual\.0\.", ".residual.reduce."),
+        (r"\.residual\.2\.", ".residual.expand."),
+    )
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int = 16,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "token",
+        embed_dim: int = 192,
+        depth: int = 12,
+        num_heads: int = 6,
+        mlp_ratio: float = 4.0,
+        stage_types: str = "I",
+        mechanism: str | Mechanism = "inline",
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        dd: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.num_classes, self.global_pool = num_classes, check_pool(global_pool)
+        self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
+        self.num_prefix_tokens = 1
+        self.grad_checkpointing = False
+        self.feature_info = [
+            {"num_chs": embed_dim, "reduction": patch_size, "module": f"blocks.{i}"} for i in range(depth)
+        ]
+        self.patch_embed = PatchEmbed(
+            None, patch_size, in_chans, embed_dim, output_fmt="NHWC", dynamic_img_pad=True, **dd
+        )
+        height, width = pair(img_size)
+        self.position = LearnedPosition((-(-height // patch_size), -(-width // patch_size)), embed_dim, **dd)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim, **dd))
+        self.cls_position = nn.Parameter(torch.empty(1, 1, embed_dim, **dd))
+        (linear,) = linear_blocks(stage_types, [depth])
+        rates = calculate_drop_path_rates(drop_path_rate, depth)
+        self.blocks = nn.ModuleList(
+            Block(embed_dim, num_heads, mechanism if linear[i] else "softmax", mlp_ratio, rates[i], **dd)  # pyright: ignore[reportArgumentType]
+            for i in range(depth)
+        )
+        self.norm = nn.LayerNorm(embed_dim, eps=NORM_EPS, **dd)
+        self.head_drop = nn.Dropout(drop_rate)
+        self.head = nn.Linear(embed_dim, num_classes, **dd) if num_classes else nn.Identity()
+        draw(self, nn.Linear)
+        for token in (self.cls_token, self.cls_position):
+            trunc_normal_(token, std=0.02)
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters that timm's optimizers leave out of weight decay, beside biases and norms."""
+        return {"position.table", "cls_token", "cls_position"}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """How parameters group into layers, for layer-wise learning rates."""
+        return {
+            "stem": r"^cls_token|^cls_position|^position|^patch_embed",
+            "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
+        }
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Whether training recomputes the blocks' activations instead of keeping them."""
+        self.grad_checkpointing = enable
+
+    def get_classifier(self) -> nn.Module:
+        """The last linear layer."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Start the classifier anew with other classes, or none (0), and another pooling, or none ('')."""
+        self.num_classes = num_classes
+        if global_pool is not None:
+            self.global_pool = check_pool(global_pool)
+        dd: dict[str, Any] = get_device_dtype(self)
+        self.head = nn.Linear(self.embed_dim, num_classes, **dd) if num_classes else nn.Identity()
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | Sequence[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
+        """The blocks' outputs, and the final features unless `intermediates_only`.
+
+        Args:
+            x: Images (B, 3, H, W).
+            indices: Blocks to return; the last so many if a number, all if None.
+            return_prefix_tokens: Whether to return the class token beside each.
+            norm: Whether the final norm is applied to each.
+            stop_early: Whether to skip blocks that are not asked for.
+            output_fmt: "NCHW" for maps, "NLC" for tokens.
+            intermediates_only: Whether to leave the final features out.
+        """
+        if output_fmt not in ("NCHW", "NLC"):
+            raise ValueError(f"output_fmt: expected 'NCHW' or 'NLC', got {output_fmt!r}")
+        wanted, last = feature_take_indices(len(self.blocks), indices)  # pyright: ignore[reportArgumentType]
+        x, grid = self._tokens(x)
+        taken: list[Tensor] = []
+        for i, block in enumerate(self.blocks):
+            if stop_early and i > last:
+                break
+            x = self._run(block, x, grid)
+            if i in wanted:
+                taken.append(self.norm(x) if norm else x)
+        outputs: list[Any] = [tokens[:, 1:] for tokens in taken]
+        if output_fmt == "NCHW":
+            outputs = [tokens.transpose(1, 2).unflatten(2, grid) for tokens in outputs]
+        if return_prefix_tokens:
+            outputs = [(out, tokens[:, :1]) for out, tokens in zip(outputs, taken, strict=True)]
+        return outputs if intermediates_only else (self.norm(x), outputs)
+
+    def prune_intermediate_layers(
+        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop what the given blocks do not need."""
+        wanted, last = feature_take_indices(len(self.blocks), indices)  # pyright: ignore[reportArgumentType]
+        self.blocks = self.blocks[: last + 1]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return wanted
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Tokens (B, 1 + N, C) of images (B, 3, H, W), the class token first."""
+        x, grid = self._tokens(x)
+        for block in self.blocks:
+            x = self._run(block, x, grid)
+        return self.norm(x)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Logits (B, num_classes) of tokens, or what the classifier would see."""
+        if self.global_pool == "token":
+            x = x[:, 0]
+        elif self.global_pool == "avg":
+            x = x[:, 1:].mean(dim=1)
+        x = self.head_drop(x)
+        return x if pre_logits else self.head(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, num_classes) of images (B, 3, H, W)."""
+        return self.forward_head(self.forward_features(x))
+
+    def _tokens(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Patches with their positions, after the class token, and their grid."""
+        x = self.position(self.patch_embed(x))
+        grid = (x.shape[1], x.shape[2])
+        first = (self.cls_token + self.cls_position).expand(x.shape[0], -1, -1)
+        return torch.cat((first, x.flatten(1, 2)), dim=1), grid
+
+    def _run(self, block: nn.Module, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        return checkpoint(block, x, grid, use_reentrant=False) if self.grad_checkpointing else block(x, grid)
+
+    def extra_repr(self) -> str:
+        """What `print` shows: which blocks are linear."""
+        return describe(self)
+
+
+def check_pool(global_pool: str) -> str:
+    """The pooling, if it is one that a transformer with a class token has."""
+    if global_pool not in ("token", "avg", ""):
+        raise ValueError(f"global_pool: expected 'token', 'avg' or '', got {global_pool!r}")
+    return global_pool
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"img_size": 224, "embed_dim": 192, "num_heads": 6},
+    "small": {"img_size": 288, "embed_dim": 320, "num_heads": 10},
+    "base": {"img_size": 448, "embed_dim": 384, "num_heads": 12},
+}
+
+default_cfgs = generate_default_cfgs(
+    {
+        f"inline_deit_{size}": config(
+            settings["img_size"],
+            pool_size=None,
+            first_conv="patch_embed.proj",
+            classifier="head",
+            paper_name="InLine",
+            paper_ids="arXiv:2412.06590",
+        )
+        for size, settings in SIZES.items()
+    }
+)
+
+
+def _build(variant: str, pretrained: bool, given: dict[str, Any]) -> InLineDeiT:
+    return build(InLineDeiT, variant, pretrained, SIZES[variant.rsplit("_", 1)[1]], given)
+
+
+@register_model
+def inline_deit_tiny(pretrained: bool = False, **given: Any) -> InLineDeiT:
+    """InLine-DeiT-T at 224 pixels, 6 million parameters."""
+    return _build("inline_deit_tiny", pretrained, given)
+
+
+@register_model
+def inline_deit_small(pretrained: bool = False, **given: Any) -> InLineDeiT:
+    """InLine-DeiT-S at 288 pixels, 17 million parameters."""
+    return _build("inline_deit_small", pretrained, given)
+
+
+@register_model
+def inline_deit_base(pretrained: bool = False, **given: Any) -> InLineDeiT:
+    """InLine-DeiT-B at 448 pixels, 24 million parameters."""
+    return _build("inline_deit_base", pretrained, given)

@@ -1,0 +1,67 @@
+"""The released networks: built from their configurations, filled from their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from ._names import translate
+from .inline_cswin import InLineCSwin
+from .inline_deit import InLineDeiT
+from .inline_pvt import InLinePVT
+from .inline_swin import InLineSwin
+from .mavit import MAViT
+from .nalaformer import NaLaFormer
+
+FAMILIES: dict[str, Callable[..., nn.Module]] = {
+    "mavit": MAViT,
+    "nalaformer": NaLaFormer,
+    "inline_deit": InLineDeiT,
+    "inline_pvt": InLinePVT,
+    "inline_swin": InLineSwin,
+    "inline_cswin": InLineCSwin,
+}
+
+
+def build(family: str, config: Mapping[str, Any]) -> nn.Module:
+    """A network of a released family from a configuration in the released code's terms.
+
+    Args:
+        family: "mavit", "nalaformer", "inline_deit", "inline_pvt", "inline_swin" or "inline_cswin".
+        config: Arguments of the family's class in `affinear.models`.
+
+    Example:
+        >>> from affinear.models import released
+        >>> sizes = {"embed_dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_heads": [1, 2, 3, 4]}
+        >>> model = released.build("mavit", {**sizes, "projection": 24, "stage_types": "llvv"})
+        >>> model.num_features
+        32
+    """
+    if family not in FAMILIES:
+        raise ValueError(f"family: expected one of {', '.join(FAMILIES)}, got {family!r}")
+    # The windows of CSwin's linear blocks, which the released code can only run as large as the map.
+    return FAMILIES[family](**{name: value for name, value in config.items() if name != "linear_split_size"})
+
+
+def load(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
+    """Read weights under the released names, or our own, into a network; all of them or none.
+
+    Raises:
+        ValueError: If names or shapes do not fit; it lists every one, and the network stays as it was.
+    """
+    own, given = model.state_dict(), translate(state_dict, model)
+    wrong = [f"missing {name}" for name in own if name not in given]
+    wrong += [f"unexpected {name}" for name in given if name not in own]
+    wrong += [
+        f"{name} is {tuple(given[name].shape)}, expected {tuple(tensor.shape)}"
+        for name, tensor in own.items()
+        if name in given and given[name].shape != tensor.shape
+    ]
+    if wrong:
+        raise ValueError(
+            f"state_dict: {len(wrong)} of its tensors do not fit {type(model).__name__}; is it of another variant or "
+            "number of classes?\n  " + "\n  ".join(wrong)
+        )
+    model.load_state_dict(given)
