@@ -24,7 +24,7 @@ def linear_blocks(stage_types: str, depths: Sequence[int]) -> list[list[bool]]:
     counted = number.isdecimal() if MIXED in letters else not number
     if len(letters) != len(depths) or set(letters) - set(LINEAR + SOFTMAX + MIXED) or not counted:
         raise ValueError(
-            f"stage_types: expected {len(depths)} letters, l or I for linear, v or S for softmax, M for mixed, and then, "
+            f"stage_types: expected {len(depths)} letters, l or I for linear, v or S for softmax, M for mixed, and, "
             f"if one is M, how many of its blocks are linear, such as 'llvv' or 'IIMS2', got {stage_types!r}"
         )
 

@@ -298,7 +298,7 @@ def _engine(backend: str, mechanism: Mechanism, tokens: Tensor, values: int, rot
 
 def _exact(x: Tensor) -> AbstractContextManager[object]:
     """`exact` where autocast is on; elsewhere nothing, which is quicker."""
-    return exact(x) if torch.is_autocast_enabled(x.device.type) else nullcontext()
+    return exact(x) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else nullcontext()
 
 
 def _check_scores(
