@@ -1,10 +1,24 @@
-"""Without a GPU, Triton interprets the kernels: it has to know before anybody imports it."""
+"""Fresh random numbers for each run. Without a GPU, Triton interprets the kernels: it has to know before its import."""
 
 from __future__ import annotations
 
 import os
+import secrets
 
+# Some virtual machines announce matrix instructions for bfloat16 and then stop the program that uses them.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+import pytest
 import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(autouse=True)
+def seed(request: pytest.FixtureRequest) -> int:
+    """Fresh numbers in every run. A failing test reports its seed; AFFINEAR_SEED repeats it."""
+    number = int(os.environ.get("AFFINEAR_SEED", secrets.randbits(32)))
+    torch.manual_seed(number)
+    request.node.add_report_section("setup", "seed", f"AFFINEAR_SEED={number}")
+    return number

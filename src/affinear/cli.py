@@ -37,6 +37,8 @@ def build_app() -> typer.Typer:
     app = typer.Typer(no_args_is_help=True, add_completion=False)
     app.callback()(command_line)
     app.command()(demo)
+    app.command()(models)
+    app.command()(convert)
     bench = typer.Typer(no_args_is_help=True, help="Time the library on this machine.")
     bench.command("ops")(bench_ops)
     app.add_typer(bench, name="bench")
@@ -96,6 +98,65 @@ def demo(
     print(_told(placed.path, placed.written, output))
 
 
+def models(
+    pattern: Annotated[str, typer.Argument(help="Which ones, such as 'mavit*' or '*_linear'.")] = "*",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List the networks: parameters, multiply-adds, which blocks are linear and which softmax, published accuracy."""
+    _require("vision", "timm", "safetensors")
+    import json
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from affinear.models import catalogue
+
+    if not catalogue.names(pattern):
+        _stop(f"No network is called {pattern!r}; `affinear models` without a pattern lists all.")
+    with Console(stderr=True).status("Counting ...") as status:
+        rows: list[catalogue.Entry] = []
+        for entry in catalogue.entries(pattern):
+            rows.append(entry)
+            status.update(f"Counting ... {entry.name}")
+    if as_json:
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+    else:
+        Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(catalogue.table(rows))
+
+
+def convert(
+    checkpoint: Annotated[Path, typer.Argument(help="A released file, .pth or .safetensors.")],
+    model: Annotated[str, typer.Option(help="The network it belongs to, such as mavit_tiny.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to save the weights: .safetensors.")],
+    nest: Annotated[
+        str | None, typer.Option(help="Which weights, where the file has several: model, state_dict, model_ema ...")
+    ] = None,
+    img_size: Annotated[int | None, typer.Option(help="Resize position tables for images of this side.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+) -> None:
+    """Read a released checkpoint into one of the networks and save it as safetensors.
+
+    Code in the checkpoint is never run. If a tensor is missing, unexpected or of another shape, all of them are named
+    and nothing is written.
+    """
+    _require("vision", "timm", "safetensors")
+    _check_output(output, "The weights", (".safetensors",))
+    if not checkpoint.is_file():
+        _stop(f"{checkpoint} is not a file; give the path of a checkpoint.")
+    from affinear.models import checkpoints
+
+    try:
+        converted = checkpoints.convert(checkpoint, model, nest=nest, img_size=img_size)
+    except (ValueError, TypeError) as error:
+        _stop(f"{error}.")
+    except OSError as error:
+        _stop(f"{checkpoint} could not be read: {error.strerror or error}.")
+    if converted.weights.others:
+        print(f"Took {converted.weights.nest}; the file also has {', '.join(converted.weights.others)}: see --nest.")
+    saved = _keeper(output, "file", force)(converted.content)
+    print(_told(saved.path, saved.written, output, "file"))
+
+
 def bench_ops(
     shape: Annotated[
         list[str] | None, typer.Option(help="B,H,N,D instead of the default shapes; may be given again.")
@@ -149,6 +210,12 @@ def bench_ops(
     print(_told(saved.path, True, output, "report"))
     if report.interrupted:
         sys.exit(130)
+
+
+def _require(extra: str, *packages: str) -> None:
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        _stop(f"This command needs {' and '.join(missing)}: pip install 'affinear[{extra}]'")
 
 
 def _keeper(wanted: Path, what: str, force: bool) -> Callable[[bytes], Placed]:

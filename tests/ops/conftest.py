@@ -1,23 +1,12 @@
-"""Fresh random numbers for each run, and the one way in which the tests measure an error."""
+"""Random numbers in float64, and the one way in which the tests measure an error."""
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
-
-
-@pytest.fixture(autouse=True)
-def seed(request: pytest.FixtureRequest) -> int:
-    """Fresh numbers in every run. A failing test reports its seed; AFFINEAR_SEED repeats it."""
-    number = int(os.environ.get("AFFINEAR_SEED", secrets.randbits(32)))
-    torch.manual_seed(number)
-    request.node.add_report_section("setup", "seed", f"AFFINEAR_SEED={number}")
-    return number
 
 
 @pytest.fixture

@@ -39,6 +39,7 @@ def build(
     pretrained: bool,
     own: Mapping[str, Any],
     given: Mapping[str, Any],
+    features: int | tuple[int, ...] = (0, 1, 2, 3),
 ) -> Network:
     """The variant of a family, with what the caller gave in place of its own settings.
 
@@ -48,12 +49,17 @@ def build(
         pretrained: Whether to load weights from the file or state dict of the pretrained configuration.
         own: The variant's settings.
         given: What timm and its caller pass; the class refuses what it does not know.
+        features: Which stages `features_only` gives unless told; a number for the last so many.
     """
 
     def read(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
         return _names.translate(state, model)
 
-    features = {"out_indices": (0, 1, 2, 3), "feature_cls": "getter"}
     return build_model_with_cfg(
-        family, variant, pretrained, feature_cfg=features, pretrained_filter_fn=read, **{**own, **given}
+        family,
+        variant,
+        pretrained,
+        feature_cfg={"out_indices": features, "feature_cls": "getter"},
+        pretrained_filter_fn=read,
+        **{**own, **given},
     )

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
-from timm.layers import resize_rel_pos_bias_table
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ..layers.position import resize_table
 
@@ -18,14 +18,12 @@ Rule: TypeAlias = tuple[str, str | Callable[[re.Match[str]], str] | None]
 
 
 def translate(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """A released state dict in the names and shapes of our network; one that is ours already stays as it is.
+    """A released state dict, or one of ours, in the names and shapes of our network.
 
     Names that no rule knows stay as they are, for the caller to complain about.
     """
     own = model.state_dict()
-    if own.keys() & state.keys() and state.keys() <= own.keys():
-        return dict(state)
-    rules: Sequence[Rule] = getattr(model, "released_names", ())
+    rules: Sequence[Rule] = () if state.keys() <= own.keys() else getattr(model, "released_names", ())
     renamed = {name: tensor for old, tensor in state.items() if (name := rename(old, rules)) is not None}
     renamed = join_query_and_key_value(renamed, own)
     renamed = part_class_position(renamed, own)
@@ -70,9 +68,12 @@ def reshape(tensor: Tensor, own: Tensor, name: str) -> Tensor:
     if [n for n in tensor.shape if n != 1] == [n for n in own.shape if n != 1]:
         return tensor.reshape(own.shape)
     if name.endswith("position.table") and tensor.shape[-1] == own.shape[-1]:
-        side = math.isqrt(tensor.shape[1])
-        return resize_table(tensor.unflatten(1, (side, -1)), (own.shape[1], own.shape[2]))
+        if tensor.ndim == 3:
+            tensor = tensor.unflatten(1, (math.isqrt(tensor.shape[1]), -1))
+        return resize_table(tensor, (own.shape[1], own.shape[2]))
     if name.endswith("relative_position_bias_table") and tensor.shape[1] == own.shape[1]:
-        side = round(own.shape[0] ** 0.5 + 1) // 2
-        return resize_rel_pos_bias_table(tensor, (side, side), tuple(own.shape))
+        before, after = math.isqrt(tensor.shape[0]), math.isqrt(own.shape[0])
+        bias = tensor.T.reshape(1, -1, before, before).float()
+        bias = F.interpolate(bias, size=(after, after), mode="bicubic", align_corners=False)
+        return bias.flatten(2)[0].T.to(tensor.dtype)
     return tensor

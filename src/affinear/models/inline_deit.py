@@ -277,7 +277,7 @@ default_cfgs = generate_default_cfgs(
 
 
 def _build(variant: str, pretrained: bool, given: dict[str, Any]) -> InLineDeiT:
-    return build(InLineDeiT, variant, pretrained, SIZES[variant.rsplit("_", 1)[1]], given)
+    return build(InLineDeiT, variant, pretrained, SIZES[variant.rsplit("_", 1)[1]], given, features=4)
 
 
 @register_model

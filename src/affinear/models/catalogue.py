@@ -1,0 +1,155 @@
+"""What there is: every network with its size, its work, its stages and its published accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import timm
+import torch
+from rich.table import Table
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..layers import LocalResidual
+from ..ops import Mechanism
+
+SIZES = ("xtiny", "tiny", "small", "medium", "base", "large")
+FAMILIES = ("mavit", "nalaformer", "inline_deit", "inline_pvt", "inline_swin", "inline_cswin")
+
+# ImageNet-1K top-1 in percent, as the papers and their repositories give it. The `_linear` twins are ours: nobody has
+# trained them.
+PUBLISHED = {
+    "mavit_tiny": 82.9,
+    "mavit_small": 84.7,
+    "mavit_base": 85.7,
+    "mavit_large": 86.0,
+    "nalaformer_xtiny": 79.1,
+    "nalaformer_tiny": 82.6,
+    "nalaformer_small": 84.3,
+    "nalaformer_base": 85.2,
+    "nalaformer_large": 85.7,
+    "inline_deit_tiny": 74.5,
+    "inline_deit_small": 80.2,
+    "inline_deit_base": 82.3,
+    "inline_pvt_tiny": 78.2,
+    "inline_pvt_small": 82.0,
+    "inline_pvt_medium": 83.2,
+    "inline_pvt_large": 83.6,
+    "inline_swin_tiny": 82.4,
+    "inline_swin_small": 83.6,
+    "inline_swin_base": 84.1,
+    "inline_cswin_tiny": 83.2,
+    "inline_cswin_small": 83.8,
+    "inline_cswin_base": 84.5,
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One network.
+
+    Attributes:
+        name: As `timm.create_model` takes it.
+        size: Side of the images that parameters, work and accuracy are for.
+        parameters: Trainable numbers.
+        macs: Multiply-adds for one image, those of attention included.
+        stages: How many blocks of each stage are linear and how many are softmax.
+        top1: Published accuracy in percent; None if nobody published one.
+        paper: Its name and arXiv number.
+    """
+
+    name: str
+    size: int
+    parameters: int
+    macs: int
+    stages: str
+    top1: float | None
+    paper: str
+
+
+def names(pattern: str = "*") -> list[str]:
+    """Registered names of all families that fit a pattern such as "mavit*", family by family, the smallest first.
+
+    Example:
+        >>> from affinear.models.catalogue import names
+        >>> names("mavit_tiny*")
+        ['mavit_tiny', 'mavit_tiny_linear']
+    """
+    matching = set(timm.list_models(pattern))
+
+    def place(name: str) -> tuple[str, int]:
+        base = name.removesuffix("_linear")
+        return name[len(base) :], SIZES.index(base.rpartition("_")[2])
+
+    return [
+        name for family in FAMILIES for name in sorted(timm.list_models(f"{family}_*"), key=place) if name in matching
+    ]
+
+
+def entries(pattern: str = "*") -> Iterator[Entry]:
+    """The networks that fit a pattern; no weights are made.
+
+    Example:
+        >>> from affinear.models.catalogue import entries
+        >>> entry, = entries("inline_deit_tiny")
+        >>> entry.parameters, entry.stages
+        (6477736, '12 linear')
+    """
+    for name in names(pattern):
+        model = timm.create_model(name, device="meta").eval()
+        config: dict[str, Any] = model.pretrained_cfg  # pyright: ignore[reportAssignmentType]
+        yield Entry(
+            name=name,
+            size=config["input_size"][-1],
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            macs=count_macs(model, config["input_size"]),
+            stages=stages_of(model),
+            top1=PUBLISHED.get(name),
+            paper=f"{config['paper_name']}, {config['paper_ids']}",
+        )
+
+
+def count_macs(model: nn.Module, size: tuple[int, int, int]) -> int:
+    """Multiply-adds for one image, of a network on the meta device: products, convolutions and local residuals."""
+    taps = 0
+
+    def count(module: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
+        nonlocal taps
+        taps += 9 * out.numel()
+
+    hooks = [module.register_forward_hook(count) for module in model.modules() if isinstance(module, LocalResidual)]
+    try:
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model(torch.empty(1, *size, device="meta"))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return counter.get_total_flops() // 2 + taps
+
+
+def stages_of(model: nn.Module) -> str:
+    """Linear and softmax blocks, stage by stage, such as "2 linear, 2 linear, 6 softmax, 2 softmax"."""
+    stages = getattr(model, "stages", None)
+    return ", ".join(_blocks(stage) for stage in ([model] if stages is None else stages))
+
+
+def _blocks(stage: nn.Module) -> str:
+    found = (getattr(module, "mechanism", None) for module in stage.modules())
+    linear = [mechanism.gain is not None for mechanism in found if isinstance(mechanism, Mechanism)]
+    counts = {"linear": sum(linear), "softmax": len(linear) - sum(linear)}
+    return " + ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+
+
+def table(rows: list[Entry]) -> Table:
+    """The networks for a terminal."""
+    out = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("name", "pixels", "parameters", "GMACs", "blocks of each stage", "top-1", "paper"):
+        right = heading in ("pixels", "parameters", "GMACs", "top-1")
+        out.add_column(heading, justify="right" if right else "left", no_wrap=heading == "name")
+    for row in rows:
+        top1 = "" if row.top1 is None else f"{row.top1:.1f}"
+        size, work = f"{row.parameters / 1e6:.2f}M", f"{row.macs / 1e9:.2f}"
+        out.add_row(row.name, str(row.size), size, work, row.stages, top1, row.paper)
+    return out

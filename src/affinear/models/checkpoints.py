@@ -1,0 +1,156 @@
+"""Checkpoint files of others, read without running their code, and written as safetensors."""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import re
+import warnings
+import zipfile
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import timm
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from .. import __version__
+from . import released
+
+NESTS = ("model", "state_dict", "model_ema", "state_dict_ema")
+# Harmless things that training programs save beside the weights; a dict of theirs is read as one of ours.
+HARMLESS = (argparse.Namespace, (OrderedDict, "yacs.config.CfgNode"))
+PREFIXES = ("module.", "_orig_mod.")  # what DistributedDataParallel and torch.compile put before every name
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Tensors of a checkpoint under the names it gives them.
+
+    Attributes:
+        tensors: By name, without what wrappers put before it.
+        nest: Where in the file they were; "" for its top.
+        others: Where else in the file there are weights.
+    """
+
+    tensors: dict[str, Tensor]
+    nest: str = ""
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A released checkpoint as one of our networks.
+
+    Attributes:
+        content: The safetensors file.
+        model: The network with the weights.
+        weights: What was read.
+    """
+
+    content: bytes
+    model: nn.Module
+    weights: Weights
+
+
+def convert(path: Path, name: str, *, nest: str | None = None, img_size: int | None = None) -> Converted:
+    """Read a released checkpoint into the network of this name.
+
+    Args:
+        path: A file that torch or safetensors wrote.
+        name: A registered name, such as "mavit_tiny". Classes and image channels are those of the checkpoint.
+        nest: Which weights to take where the file has several, such as "model_ema"; None for the first of `NESTS`.
+        img_size: Side that position tables are resized for; None for the network's own.
+
+    Raises:
+        ValueError: If the file is not a checkpoint, wants to run code, or does not fit; every tensor that does not is
+            named.
+    """
+    if not timm.is_model(name):
+        raise ValueError(f"model: expected a name that `affinear models` lists, got {name!r}")
+    weights = read(path, nest)
+    given: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
+    probe = timm.create_model(name, device="meta", **given)
+    model = timm.create_model(name, **shape_of_ends(weights.tensors, probe), **given)
+    released.load(model, weights.tensors)
+    about = {"format": "pt", "model": name, "source": path.name, "nest": weights.nest, "affinear": __version__}
+    tensors = {key: tensor.contiguous() for key, tensor in model.state_dict().items()}
+    return Converted(save(tensors, about), model, weights)
+
+
+def shape_of_ends(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, int]:
+    """Image channels and classes of a checkpoint, as far as its first and last layer can be found."""
+    ours = released.translate(tensors, model)
+    config: dict[str, Any] = model.pretrained_cfg  # pyright: ignore[reportAssignmentType]
+    first, last = ours.get(f"{config['first_conv']}.weight"), ours.get(f"{config['classifier']}.weight")
+    found = {}
+    if first is not None and first.ndim == 4:
+        found["in_chans"] = first.shape[1]
+    if last is not None:
+        found["num_classes"] = last.shape[0]
+    return found
+
+
+def read(path: Path, nest: str | None = None) -> Weights:
+    """The weights in a file of torch or safetensors, found wherever training programs put them.
+
+    Args:
+        path: The file.
+        nest: Which entry holds the weights; None for the first of `NESTS` that is there, or the file itself.
+
+    Raises:
+        ValueError: If there are none, or the file wants to run code.
+    """
+    content = _load(path)
+    nests = tuple(key for key in NESTS if isinstance(content.get(key), Mapping))
+    if nest is None:
+        nest = nests[0] if nests else ""
+    elif nest not in nests:
+        raise ValueError(f"nest: {path.name} has weights under {', '.join(nests) or 'no name'}, not under {nest!r}")
+    inner = cast("Mapping[str, Any]", content[nest] if nest else content)
+    tensors = {_bare(name): tensor for name, tensor in inner.items() if isinstance(tensor, Tensor)}
+    if not tensors:
+        raise ValueError(f"{path.name}: expected tensors by name, or under {', '.join(NESTS)}, got {_seen(inner)}")
+    return Weights(tensors, nest, tuple(key for key in nests if key != nest))
+
+
+def _load(path: Path) -> Mapping[str, Any]:
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        with torch.serialization.safe_globals(list(HARMLESS)), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's advice about pickle's protocols
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(f"{path.name}: {_refusal(str(error))}") from None
+    except (SafetensorError, RuntimeError, EOFError, zipfile.BadZipFile, KeyError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path.name}: not a whole file of torch or safetensors ({error})") from None
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{path.name}: expected tensors by name, got {type(content).__name__}")
+    return cast("Mapping[str, Any]", content)
+
+
+def _refusal(message: str) -> str:
+    found = re.search(r"GLOBAL ([\w.]+)", message)
+    if found is None:
+        return f"not a file of torch or safetensors, or one that wants to run code ({message.splitlines()[0]})"
+    return (
+        f"refused, because reading it would run {found[1]}; if you trust the file, save its state dict alone "
+        "elsewhere, with torch.save(model.state_dict(), FILE), and convert that"
+    )
+
+
+def _bare(name: str) -> str:
+    while name.startswith(PREFIXES):
+        name = name.partition(".")[2]
+    return name
+
+
+def _seen(content: Mapping[str, Any]) -> str:
+    names = [f"{name} ({type(value).__name__})" for name, value in content.items()]
+    return ", ".join(names[:8]) + (" ..." if len(names) > 8 else "") or "nothing"

@@ -1,0 +1,220 @@
+"""Checkpoints of others are read whole, or refused with everything that is wrong; their code is never run."""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from typer.testing import CliRunner
+
+from affinear import cli
+from affinear.models import checkpoints, released
+
+NAME = "nalaformer_xtiny"
+
+
+def released_names(model: Any) -> dict[str, Tensor]:
+    """A state dict of NaLaFormer under the released names, made by hand from ours."""
+    out: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        part = name.split(".")
+        if part[0] == "stem":
+            out[f"patch_embed.proj.{3 * int(part[1][-1]) + (part[1][:4] == 'norm')}.{part[2]}"] = tensor
+        elif part[0] == "head":
+            shape = (*tensor.shape, 1, 1) if name == "head.fc.weight" else tensor.shape
+            out[{"fc": "head", "proj": "proj", "norm": "norm"}[part[1]] + f".{part[2]}"] = tensor.reshape(shape)
+        elif part[2] == "downsample":
+            kind = {"conv": "reduction", "norm": "norm"}[part[3]]
+            out[f"layers.{int(part[1]) - 1}.downsample.{kind}.{part[4]}"] = tensor
+        else:
+            rest = ".".join(part[4:])
+            for ours, theirs in (
+                ("position1", "cpe1"),
+                ("position2", "cpe2"),
+                ("attn.position", "attn.lepe"),
+                ("attn.qkv", "attn.qkvg"),
+                ("attn.norm", "attn.ln"),
+                ("attn.proj", "attn.out_proj"),
+                ("scale1.gamma", "gamma_1"),
+                ("scale2.gamma", "gamma_2"),
+                ("norm1.", "norm1.norm."),
+                ("norm2.", "norm2.norm."),
+                ("mlp.conv", "ffn.dwconv"),
+                ("mlp.fc", "ffn.fc"),
+            ):
+                rest = theirs + rest[len(ours) :] if rest.startswith(ours) else rest
+            shape = (1, -1, 1, 1) if rest.startswith("gamma") else tensor.shape
+            out[f"layers.{part[1]}.blocks.{part[3]}.{rest}"] = tensor.reshape(shape)
+    return out
+
+
+@pytest.fixture(scope="module")
+def network() -> Any:
+    return timm.create_model(NAME, num_classes=11).eval()
+
+
+@pytest.fixture
+def file(network: Any, tmp_path: Path) -> Path:
+    """A checkpoint as the released training program writes it."""
+    path = tmp_path / "checkpoint.pth"
+    other = {f"module.{name}": torch.zeros_like(x) for name, x in released_names(network).items()}
+    content = {
+        "model": released_names(network),
+        "model_ema": other,
+        "epoch": 299,
+        "args": argparse.Namespace(lr=1e-3, model="NaLa_XT"),
+        "optimizer": {"state": {}, "param_groups": []},
+    }
+    torch.save(content, path)
+    return path
+
+
+def same(model: Any, other: Any) -> bool:
+    images = torch.randn(1, 3, 32, 64)
+    with torch.no_grad():
+        return torch.equal(model(images), other.eval()(images))
+
+
+def test_a_released_checkpoint_becomes_a_safetensors_file(file: Path, network: Any, tmp_path: Path):
+    out = tmp_path / "weights.safetensors"
+    result = CliRunner().invoke(cli.build_app(), ["convert", str(file), "--model", NAME, "-o", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "Took model; the file also has model_ema: see --nest." in result.output
+    assert same(network, timm.create_model(NAME, num_classes=11, checkpoint_path=out))
+    with safe_open(out, "pt") as opened:
+        assert opened.metadata() == {
+            **{"format": "pt", "model": NAME, "source": "checkpoint.pth", "nest": "model"},
+            "affinear": checkpoints.__version__,
+        }
+
+
+def test_averaged_weights_are_there_for_the_asking(file: Path):
+    converted = checkpoints.convert(file, NAME, nest="model_ema")
+    assert all(parameter.abs().max() == 0 for parameter in converted.model.parameters())
+    with pytest.raises(ValueError, match=r"nest: checkpoint\.pth has weights under model, model_ema, not under 'best'"):
+        checkpoints.convert(file, NAME, nest="best")
+
+
+def test_classes_and_channels_are_those_of_the_checkpoint(tmp_path: Path):
+    model = timm.create_model(NAME, num_classes=4, in_chans=1).eval()
+    torch.save({"state_dict": released_names(model)}, tmp_path / "a.pth")
+    converted = checkpoints.convert(tmp_path / "a.pth", NAME)
+    assert converted.model.num_classes == 4
+    with torch.no_grad():
+        assert converted.model.eval()(torch.randn(1, 1, 32, 32)).shape == (1, 4)
+
+
+def test_our_own_files_are_read_as_well(network: Any, tmp_path: Path):
+    save_file(network.state_dict(), tmp_path / "ours.safetensors")
+    assert same(network, checkpoints.convert(tmp_path / "ours.safetensors", NAME).model)
+
+
+def test_settings_of_a_program_that_is_not_here_are_passed_over(
+    network: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    module = ModuleType("yacs.config")
+    kind = type("CfgNode", (dict,), {"__module__": "yacs.config"})
+    module.CfgNode = kind  # pyright: ignore[reportAttributeAccessIssue]
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "yacs", ModuleType("yacs"))
+        patch.setitem(sys.modules, "yacs.config", module)
+        settings = kind(lr=1.0)
+        settings.frozen = True
+        torch.save({"model": released_names(network), "config": settings}, tmp_path / "swin.pth")
+    assert same(network, checkpoints.convert(tmp_path / "swin.pth", NAME).model)
+
+
+def test_code_in_a_checkpoint_is_named_and_not_run(tmp_path: Path):
+    class Bomb:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "exploded",))
+
+    torch.save({"model": Bomb()}, tmp_path / "bomb.pth")
+    (tmp_path / "old.pth").write_bytes(pickle.dumps({"model": Bomb()}))
+    out = tmp_path / "out.safetensors"
+    for name in ("bomb.pth", "old.pth"):
+        result = CliRunner().invoke(cli.build_app(), ["convert", str(tmp_path / name), "--model", NAME, "-o", str(out)])
+        assert result.exit_code == 1
+        assert name in result.output
+        assert "run" in result.output
+    assert not (tmp_path / "exploded").exists()
+    assert not out.exists()
+
+
+def test_everything_that_does_not_fit_is_named_and_nothing_is_written(file: Path, tmp_path: Path):
+    out = tmp_path / "out.safetensors"
+    command = ["convert", str(file), "--model", "nalaformer_tiny", "-o", str(out)]
+    result = CliRunner().invoke(cli.build_app(), command)
+    assert result.exit_code == 1
+    assert "tensors do not fit NaLaFormer" in result.output
+    assert "missing stages.2.blocks.5.norm1.weight" in result.output
+    assert "head.proj.weight is (1024, 384), expected (1024, 512)" in result.output
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "not a whole file"),
+        (b"hello, world", "not a"),
+        ({"epoch": 3}, "expected tensors by name"),
+        ([1], "got list"),
+    ],
+)
+def test_files_that_are_no_checkpoints_are_refused(content: Any, reason: str, tmp_path: Path):
+    path = tmp_path / "a.pth"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    with pytest.raises(ValueError, match=f"a.pth: .*{reason}"):
+        checkpoints.read(path)
+
+
+def test_a_name_that_is_no_network_is_refused(file: Path, tmp_path: Path):
+    with pytest.raises(ValueError, match="model: expected a name that `affinear models` lists, got 'mavit_giant'"):
+        checkpoints.convert(file, "mavit_giant")
+    result = CliRunner().invoke(
+        cli.build_app(), ["convert", str(tmp_path / "no.pth"), "--model", NAME, "-o", str(tmp_path / "a.safetensors")]
+    )
+    assert "no.pth is not a file" in result.output
+
+
+@pytest.mark.parametrize("family", ["inline_deit", "inline_pvt"])
+def test_position_tables_are_resized(family: str):
+    sizes: dict[str, dict[str, Any]] = {
+        "inline_deit": {"patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 3},
+        "inline_pvt": {"embed_dims": (8, 16, 24, 32), "depths": (1, 1, 1, 1), "num_heads": (1, 2, 3, 4)},
+    }
+    small, large = (released.build(family, {**sizes[family], "img_size": side}) for side in (64, 96))
+    state = small.state_dict()
+    tables = [name for name in state if name.endswith("position.table")]
+    for name in tables:
+        torch.nn.init.constant_(state[name], 2.0)
+    if family == "inline_deit":
+        state["pos_embed"] = torch.cat((state.pop("cls_position"), state.pop("position.table").flatten(1, 2)), dim=1)
+    else:
+        state["pos_embed1"] = state.pop("stem.position.table").flatten(1, 2)
+    released.load(large, state)
+    for name in tables:
+        table = large.state_dict()[name]
+        assert table.shape[1] > small.state_dict()[name].shape[1]
+        assert torch.equal(table, torch.full_like(table, 2.0))
+
+
+def test_relative_positions_are_resized():
+    given = {"embed_dim": 8, "depths": (1, 1, 1, 1), "num_heads": (1, 2, 4, 8), "stage_types": "IIIS"}
+    small, large = (released.build("inline_swin", {**given, "img_size": side}) for side in (96, 160))
+    released.load(large, small.state_dict())
+    table = large.state_dict()["stages.3.blocks.0.attn.relative_position_bias_table"]
+    assert table.shape == (81, 8)

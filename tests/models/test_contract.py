@@ -1,0 +1,158 @@
+"""What a user of timm expects of a model holds for every registered name."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import timm
+import torch
+from timm.data import resolve_data_config
+from timm.models import group_parameters
+from timm.optim import create_optimizer_v2
+from torch import nn
+
+from affinear.models.catalogue import names
+
+EVERY = names()
+COUNTS = {
+    "mavit_tiny": 16_449_128,
+    "mavit_small": 27_142_568,
+    "mavit_base": 49_792_648,
+    "mavit_large": 97_766_088,
+    "nalaformer_xtiny": 6_142_248,
+    "nalaformer_tiny": 15_907_752,
+    "nalaformer_small": 25_654_184,
+    "nalaformer_base": 52_002_952,
+    "nalaformer_large": 95_426_760,
+}
+MILLIONS = {
+    "inline_deit_tiny": "6.48",
+    "inline_deit_small": "16.73",
+    "inline_deit_base": "23.80",
+    "inline_pvt_tiny": "12.03",
+    "inline_pvt_small": "21.56",
+    "inline_pvt_medium": "37.62",
+    "inline_pvt_large": "51.15",
+    "inline_swin_tiny": "29.2",
+    "inline_swin_small": "49.8",
+    "inline_swin_base": "88.4",
+    "inline_cswin_tiny": "20.60",
+    "inline_cswin_small": "33.03",
+    "inline_cswin_base": "73.41",
+}
+
+
+def cheap(name: str, **given: Any) -> Any:
+    """A network whose numbers are drawn in the quickest way; that the right ones are drawn is told elsewhere."""
+    model = timm.create_model(name, device="meta", **given).to_empty(device="cpu")
+    for parameter in model.parameters():
+        nn.init.uniform_(parameter, -0.1, 0.1)
+    for key, buffer in model.named_buffers():
+        buffer.fill_(1 if key.endswith("running_var") else 0)
+    return model
+
+
+def test_all_families_are_there():
+    assert len(EVERY) == len(set(EVERY)) == 37
+    assert set(COUNTS) | set(MILLIONS) == {name for name in EVERY if not name.endswith("_linear")}
+    assert set(timm.list_models("mavit*")) <= set(EVERY)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_network_is_what_timm_expects(name: str):
+    model = cheap(name, drop_path_rate=0.1)
+    it_learns(model)
+    model.eval()
+    it_reads_odd_images_in_bfloat16(model)
+    its_intermediates_are_as_announced(model)
+    its_configuration_tells_the_truth(model)
+    its_layers_form_groups(model)
+    its_classifier_can_be_replaced_and_removed(model)
+
+
+def it_learns(model: Any) -> None:
+    model(torch.randn(2, 3, 32, 64)).square().sum().backward()
+    assert [key for key, parameter in model.named_parameters() if parameter.grad is None] == []
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@torch.no_grad()
+def it_reads_odd_images_in_bfloat16(model: Any) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(torch.randn(1, 3, 37, 75))
+    assert logits.shape == (1, 1000)
+    assert logits.isfinite().all()
+
+
+@torch.no_grad()
+def its_intermediates_are_as_announced(model: Any) -> None:
+    images = torch.randn(1, 3, 64, 96)
+    features, maps = model.forward_intermediates(images)
+    torch.testing.assert_close(features, model.forward_features(images))
+    for out, info in zip(maps, model.feature_info, strict=True):
+        assert out.shape == (1, info["num_chs"], 64 // info["reduction"], 96 // info["reduction"])
+
+
+def its_configuration_tells_the_truth(model: Any) -> None:
+    config, state = model.pretrained_cfg, model.state_dict()
+    assert f"{config['first_conv']}.weight" in state
+    assert state[f"{config['classifier']}.weight"].shape[0] == model.num_classes == 1000
+    assert resolve_data_config(model=model)["input_size"] == config["input_size"]
+    assert model.no_weight_decay() <= state.keys()
+    if config["pool_size"] is not None:
+        assert (
+            tuple(side * model.feature_info[-1]["reduction"] for side in config["pool_size"])
+            == config["input_size"][1:]
+        )
+
+
+def its_layers_form_groups(model: Any) -> None:
+    for coarse in (True, False):
+        groups = group_parameters(model, model.group_matcher(coarse=coarse))
+        assert sorted(itertools.chain(*groups.values())) == sorted(key for key, _ in model.named_parameters())
+        assert len(groups) > 4
+    optimizer = create_optimizer_v2(model, opt="adamw", weight_decay=0.05, layer_decay=0.9)
+    assert len(optimizer.param_groups) > 8
+
+
+@torch.no_grad()
+def its_classifier_can_be_replaced_and_removed(model: Any) -> None:
+    images = torch.randn(2, 3, 32, 32)
+    features = model.forward_features(images)
+    before = model.forward_head(features, pre_logits=True)
+    assert before.shape == (2, model.head_hidden_size)
+    assert model.get_classifier().out_features == 1000
+    model.reset_classifier(7)
+    assert model(images).shape == (2, model.num_classes) == (2, 7)
+    model.reset_classifier(0)
+    torch.testing.assert_close(model(images), before)
+    model.reset_classifier(0, "")
+    assert model(images).ndim == features.ndim
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_parameters_are_those_of_the_released_network(name: str):
+    count = sum(parameter.numel() for parameter in timm.create_model(name, device="meta").parameters())
+    if name in COUNTS:
+        assert count == COUNTS[name]
+    elif name in MILLIONS:
+        assert f"{count / 1e6:.{len(MILLIONS[name].partition('.')[2])}f}" == MILLIONS[name]
+    else:
+        assert count >= sum(x.numel() for x in timm.create_model(name[:-7], device="meta").parameters())
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_unknown_arguments_are_refused(name: str):
+    with pytest.raises(TypeError, match="depth_of_field"):
+        timm.create_model(name, device="meta", depth_of_field=3)
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY if name.endswith("_linear")])
+def test_a_linear_twin_has_no_softmax(name: str):
+    twin, original = (timm.create_model(key, device="meta") for key in (name, name.removesuffix("_linear")))
+    assert type(twin) is type(original)
+    assert twin.feature_info == original.feature_info
+    assert "softmax" not in repr(twin)
+    assert "softmax" in repr(original)
