@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 ARGS   ?=
+MODEL_ARGS ?=
 
 BIN   := .venv/bin
 READY := .venv/.ready
@@ -47,8 +48,9 @@ format: $(READY) ## put the code into the house style
 bench: $(READY) ## time the operator on this machine beside its rivals
 	$(BIN)/python benchmarks/operator_cpu.py $(ARGS)
 
-bench-gpu: ## time the operator on a GPU, under the Python that has its torch (ARGS="--only decode")
+bench-gpu: ## time operator and networks on a GPU, under the Python that has its torch (ARGS="--only decode")
 	PYTHONPATH=src $(PYTHON) -m affinear.cli bench ops $(ARGS)
+	PYTHONPATH=src $(PYTHON) -m affinear.cli bench models $(MODEL_ARGS)
 
 docs: $(READY) ## build the documentation into site/
 	$(BIN)/python -m mkdocs build --strict
@@ -58,10 +60,10 @@ clean: ## remove the environment and everything built
 	find src tests scripts -name __pycache__ -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt scripts/cpu_torchvision.py
-	@echo "Setting up .venv: 1.4 GB, one to three minutes, once."
+	@echo "Setting up .venv: 1.5 GB, one to three minutes, once."
 	$(PYTHON) -m venv .venv
 	$(PIP) hatchling editables
-	$(PIP) --no-build-isolation -e ".[vision,lens,dev,docs]"
+	$(PIP) --no-build-isolation -e ".[vision,export,lens,dev,docs]"
 	$(BIN)/python scripts/cpu_torchvision.py
 	@touch $@
 

@@ -41,6 +41,7 @@ def build_app() -> typer.Typer:
     app.command()(convert)
     bench = typer.Typer(no_args_is_help=True, help="Time the library on this machine.")
     bench.command("ops")(bench_ops)
+    bench.command("models")(bench_models)
     app.add_typer(bench, name="bench")
     return app
 
@@ -207,6 +208,59 @@ def bench_ops(
         drawn = _keeper(chart, "chart", force)(render(crossover_figure(report), chart.suffix[1:].lower()))
         print(_told(drawn.path, drawn.written, chart, "chart"))
     saved = keep(ops.as_json(report))
+    print(_told(saved.path, True, output, "report"))
+    if report.interrupted:
+        sys.exit(130)
+
+
+def bench_models(
+    model: Annotated[
+        list[str] | None, typer.Option(help="A network instead of the default ones, any of timm's; may be given again.")
+    ] = None,
+    size: Annotated[
+        list[str] | None, typer.Option(help="HxW of the images, such as 512x2048; may be given again.")
+    ] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(min=1, help="Images at once; given again, one for each size.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Of autocast: bfloat16 or float32; if not given, bfloat16, on a CPU float32.")
+    ] = None,
+    compiled: Annotated[
+        bool | None,
+        typer.Option("--compile/--no-compile", help="Measure compiled networks too; if not given, on a GPU."),
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Any of these, with commas: inference, training, eager, compiled.")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(min=1e-3, help="About how long to measure one row.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="As little as still shows that everything works.")] = False,
+    output: Annotated[Path, typer.Option(help="Where to save the report, every number of it: .json.")] = Path(
+        "affinear-bench-models.json"
+    ),
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+) -> None:
+    """Time networks beside softmax networks of about their size: images per second and memory.
+
+    Inference and a training step, eager and compiled, each network in turns with its baseline. Compiling takes most of
+    the time. Ctrl-C ends a run early; what was measured is saved all the same. If the file is there already and
+    differs, a free name such as affinear-bench-models-2.json is taken, unless --force.
+    """
+    _require("vision", "timm")
+    _check_output(output, "The report", (".json",))
+    from rich.console import Console
+
+    from affinear.bench import models as networks
+
+    try:
+        plan = networks.prepare(model or (), size or (), batch or (), dtype, compiled, only, quick, seconds)
+    except ValueError as error:
+        _stop(f"{error}.")
+    keep = _keeper(output, "report", force)
+    report = networks.begin(plan)
+    page = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    networks.watch(plan, report, page, Console(highlight=False, stderr=True), keep)
+    saved = keep(networks.as_json(report))
     print(_told(saved.path, True, output, "report"))
     if report.interrupted:
         sys.exit(130)

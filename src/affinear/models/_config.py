@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import build_model_with_cfg
+from timm.models import build_model_with_cfg, register_notrace_module
 from torch import Tensor, nn
 
+from ..layers import LearnedPosition
 from . import _names
+
+register_notrace_module(LearnedPosition)  # what it does depends on the size that comes
 
 Network = TypeVar("Network", bound=nn.Module)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from timm.layers import DropPath, Mlp, get_device_dtype
+from timm.models import register_notrace_module
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -50,6 +51,7 @@ class Block(nn.Module):
         return self.attn(self.norm1(x).flatten(1, 2), grid).unflatten(1, grid)
 
 
+@register_notrace_module  # torch.fx takes a stage as one node, and so as one feature
 class Stage(nn.Module):
     """Halves the map, if it is not the first stage, and sends it through blocks.
 

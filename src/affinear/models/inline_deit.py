@@ -18,7 +18,7 @@ from timm.layers import (
     get_device_dtype,
     trunc_normal_,
 )
-from timm.models import generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs, register_model, register_notrace_module
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -34,6 +34,7 @@ from ._weights import draw
 NORM_EPS = 1e-6
 
 
+@register_notrace_module  # torch.fx takes a block as one node, and so as one feature
 class Block(nn.Module):
     """Attention and MLP, each added to the tokens."""
 
