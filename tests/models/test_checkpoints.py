@@ -129,7 +129,7 @@ def test_settings_of_a_program_that_is_not_here_are_passed_over(
         patch.setitem(sys.modules, "yacs", ModuleType("yacs"))
         patch.setitem(sys.modules, "yacs.config", module)
         settings = kind(lr=1.0)
-        settings.frozen = True
+        vars(settings)["frozen"] = True
         torch.save({"model": released_names(network), "config": settings}, tmp_path / "swin.pth")
     assert same(network, checkpoints.convert(tmp_path / "swin.pth", NAME).model)
 
@@ -182,7 +182,7 @@ def test_files_that_are_no_checkpoints_are_refused(content: Any, reason: str, tm
 
 
 def test_a_name_that_is_no_network_is_refused(file: Path, tmp_path: Path):
-    with pytest.raises(ValueError, match="model: expected a name that `affinear models` lists, got 'mavit_giant'"):
+    with pytest.raises(ValueError, match=r"lists, such as .*mavit_tiny.* got 'mavit_giant'"):
         checkpoints.convert(file, "mavit_giant")
     result = CliRunner().invoke(
         cli.build_app(), ["convert", str(tmp_path / "no.pth"), "--model", NAME, "-o", str(tmp_path / "a.safetensors")]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from timm.models._features_fx import create_feature_extractor, get_graph_node_names
 from torch import nn
 
 import affinear as af
@@ -179,3 +180,14 @@ def test_heads_that_do_not_divide_the_channels_are_refused():
 def test_a_pooling_that_deit_does_not_have_is_refused():
     with pytest.raises(ValueError, match="global_pool: expected 'token', 'avg' or '', got 'max'"):
         small("inline_deit_tiny", global_pool="max")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_torch_fx_takes_stages_and_blocks_as_nodes(name: str):
+    model = small(name)
+    _, nodes = get_graph_node_names(model)
+    traced = create_feature_extractor(model, nodes[-1:]).eval()
+    images = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(next(iter(traced(images).values())), model(images))
+    assert {"stages.3", "blocks.3"} & set(nodes)

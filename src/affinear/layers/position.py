@@ -6,6 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..ops.precision import widen
+from ..ops.tracing import is_compiling
+
 
 class LearnedPosition(nn.Module):
     """Adds a learned table to maps (B, H, W, C), resized bilinearly if their size is another.
@@ -46,7 +49,8 @@ class LearnedPosition(nn.Module):
 
 def resize_table(table: Tensor, grid: tuple[int, int]) -> Tensor:
     """A table of positions (1, H, W, C) for a grid of another size."""
-    if tuple(table.shape[1:3]) == grid:
+    # A traced graph must not ask for the size; resized to its own, a table stays as it is.
+    if not is_compiling() and tuple(table.shape[1:3]) == grid:
         return table
-    resized = F.interpolate(table.permute(0, 3, 1, 2).float(), size=grid, mode="bilinear", align_corners=False)
+    resized = F.interpolate(widen(table).permute(0, 3, 1, 2), size=grid, mode="bilinear", align_corners=False)
     return resized.permute(0, 2, 3, 1).to(table.dtype)

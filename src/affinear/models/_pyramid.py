@@ -51,7 +51,6 @@ class Block(nn.Module):
         return self.attn(self.norm1(x).flatten(1, 2), grid).unflatten(1, grid)
 
 
-@register_notrace_module  # torch.fx takes a stage as one node, and so as one feature
 class Stage(nn.Module):
     """Halves the map, if it is not the first stage, and sends it through blocks.
 
@@ -78,6 +77,9 @@ class Stage(nn.Module):
     def extra_repr(self) -> str:
         """What `print` shows: which blocks are linear."""
         return describe(self)
+
+
+register_notrace_module(Stage)  # torch.fx takes a stage as one node
 
 
 class Pyramid(nn.Module):

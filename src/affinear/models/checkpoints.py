@@ -10,6 +10,7 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from .. import __version__
 from . import released
+from .catalogue import names
 
 NESTS = ("model", "state_dict", "model_ema", "state_dict_ema")
 # Harmless things that training programs save beside the weights; a dict of theirs is read as one of ours.
@@ -71,16 +73,38 @@ def convert(path: Path, name: str, *, nest: str | None = None, img_size: int | N
         ValueError: If the file is not a checkpoint, wants to run code, or does not fit; every tensor that does not is
             named.
     """
-    if not timm.is_model(name):
-        raise ValueError(f"model: expected a name that `affinear models` lists, got {name!r}")
     weights = read(path, nest)
-    given: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
-    probe = timm.create_model(name, device="meta", **given)
-    model = timm.create_model(name, **shape_of_ends(weights.tensors, probe), **given)
-    released.load(model, weights.tensors)
+    model = filled(name, weights, **({} if img_size is None else {"img_size": img_size}))
     about = {"format": "pt", "model": name, "source": path.name, "nest": weights.nest, "affinear": __version__}
     tensors = {key: tensor.contiguous() for key, tensor in model.state_dict().items()}
     return Converted(save(tensors, about), model, weights)
+
+
+def network(name: str, path: Path | None = None, num_classes: int | None = None) -> Any:
+    """The network of this name, with the weights of a file, or else with fresh ones and so many classes."""
+    if path is not None:
+        return filled(name, read(path))
+    check_name(name)
+    return timm.create_model(name) if num_classes is None else timm.create_model(name, num_classes=num_classes)
+
+
+def filled(name: str, weights: Weights, **given: Any) -> nn.Module:
+    """The network of this name with these weights, and with their number of classes and image channels."""
+    check_name(name)
+    probe = timm.create_model(name, device="meta", **given)
+    model = timm.create_model(name, **shape_of_ends(weights.tensors, probe), **given)
+    released.load(model, weights.tensors)
+    return model
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError if no network of ours is called so, with the names that come near."""
+    known = names()
+    if name not in known:
+        near = get_close_matches(name, known, n=3) or [known[0]]
+        raise ValueError(
+            f"model: expected a name that `affinear models` lists, such as {' or '.join(near)}, got {name!r}"
+        )
 
 
 def shape_of_ends(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, int]:

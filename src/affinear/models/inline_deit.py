@@ -34,7 +34,6 @@ from ._weights import draw
 NORM_EPS = 1e-6
 
 
-@register_notrace_module  # torch.fx takes a block as one node, and so as one feature
 class Block(nn.Module):
     """Attention and MLP, each added to the tokens."""
 
@@ -52,6 +51,9 @@ class Block(nn.Module):
         """Tokens (B, N, C), the class token first."""
         x = x + self.drop_path(self.attn(self.norm1(x), grid))
         return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+register_notrace_module(Block)  # torch.fx takes a block as one node
 
 
 class InLineDeiT(nn.Module):
