@@ -1,5 +1,26 @@
-"""Seeing what an attention does: numbers over weight rows here, pictures of them in `affinear.lens.figures`."""
+"""Seeing what an attention does: numbers here, pictures of them in `affinear.lens.figures`."""
 
+from affinear.lens.measures import (
+    Collisions,
+    Neighbourhood,
+    NormCorrelation,
+    ScoreRatio,
+    Signs,
+    Spikiness,
+    attention_distance,
+    collisions,
+    covariance_rank,
+    effective_rank,
+    neighbourhood,
+    norm_correlation,
+    row_numbers,
+    row_sum_error,
+    score_ratio,
+    signs,
+    spearman,
+    spikiness,
+    weight_rank,
+)
 from affinear.lens.rows import (
     Loudness,
     RowNumbers,
@@ -10,14 +31,35 @@ from affinear.lens.rows import (
     negative_mass,
     row_sum,
 )
+from affinear.lens.scene import Scene
 
 __all__ = [
+    "Collisions",
     "Loudness",
+    "Neighbourhood",
+    "NormCorrelation",
     "RowNumbers",
+    "Scene",
+    "ScoreRatio",
+    "Signs",
+    "Spikiness",
+    "attention_distance",
+    "collisions",
+    "covariance_rank",
+    "effective_rank",
     "entropy",
     "largest_weight",
     "loudness",
     "measure",
     "negative_mass",
+    "neighbourhood",
+    "norm_correlation",
+    "row_numbers",
     "row_sum",
+    "row_sum_error",
+    "score_ratio",
+    "signs",
+    "spearman",
+    "spikiness",
+    "weight_rank",
 ]

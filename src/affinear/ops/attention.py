@@ -246,6 +246,7 @@ def weights(
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
     rotary: Rotary | None = None,
+    rows: Tensor | None = None,
 ) -> Tensor:
     """The explicit weight of every key for every query, from the definition of each paper. For looking, not for speed.
 
@@ -261,9 +262,10 @@ def weights(
         cu_seqlens_q: (S + 1,), int32 or int64. Where each of S sequences laid end to end begins. Needs B = 1.
         cu_seqlens_k: The same for keys. Both or neither.
         rotary: Cosines and sines, each (N, D). Needs N = M.
+        rows: (R,), int64. Which queries to look at, so that no more than R x M weights are made; all if None.
 
     Returns:
-        The weights, (B, H, N, M) in the dtype of the query, zero where a query does not see a key.
+        The weights, (B, H, N, M) or (B, H, R, M) in the dtype of the query, zero where a query does not see a key.
 
     Raises:
         ValueError: If the arguments do not fit.
@@ -278,10 +280,12 @@ def weights(
     rule = find(mechanism)
     check.check_tokens("key", key)
     _check_scores(query, key, scale, causal, key_mask, cu_seqlens_q, cu_seqlens_k, rotary)
+    if rows is not None:
+        check.check_rows(rows, query)
     visible = visibility(query, key, causal, key_mask, cu_seqlens_q, cu_seqlens_k)
     with _exact(query):
-        rows = reference.weights(query, key, rule, _scale(scale, rule, query), visible, rotary)
-    return rows.to(query.dtype)
+        out = reference.weights(query, key, rule, _scale(scale, rule, query), visible, rotary, rows)
+    return out.to(query.dtype)
 
 
 def _engine(backend: str, mechanism: Mechanism, tokens: Tensor, values: int, rotary: Rotary | None):

@@ -25,11 +25,10 @@ def visibility(
     cu_seqlens_k: Tensor | None,
 ) -> Tensor:
     """Which keys each query sees, (B or 1, 1, N, M), boolean."""
-    visible = torch.ones(1, 1, query.shape[1], key.shape[1], dtype=torch.bool, device=key.device)
+    visible = torch.ones(1, key.shape[1], dtype=torch.bool, device=key.device) if key_mask is None else key_mask
+    visible = visible[:, None, None].expand(-1, -1, query.shape[1], -1)  # nothing is written out without need
     if causal:
         visible = visible.tril()
-    if key_mask is not None:
-        visible = visible & key_mask[:, None, None]
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
         own = sequence_of_each_token(cu_seqlens_q, query.shape[1])
         visible = visible & (own[:, None] == sequence_of_each_token(cu_seqlens_k, key.shape[1]))

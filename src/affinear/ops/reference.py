@@ -108,11 +108,20 @@ PAPER_RULES: dict[tuple[Gain | None, MeanWeight | None], Callable[[Scores], Tens
 
 
 def weights(
-    query: Tensor, key: Tensor, mechanism: Mechanism, scale: float, visible: Tensor, rotary: Rotary | None
+    query: Tensor,
+    key: Tensor,
+    mechanism: Mechanism,
+    scale: float,
+    visible: Tensor,
+    rotary: Rotary | None,
+    chosen: Tensor | None = None,
 ) -> Tensor:
-    """Weight of every key for every query, (B, H, N, M)."""
-    query, key = widen(query), widen(key)
-    scores = _score(*_features(query, key, mechanism, visible, rotary), scale, visible)
+    """Weight of every key for every query, (B, H, N, M), or for the queries with the chosen numbers alone."""
+    features_q, features_k, rotated_q, rotated_k = _features(widen(query), widen(key), mechanism, visible, rotary)
+    if chosen is not None:
+        features_q, rotated_q = features_q[:, chosen], rotated_q[:, chosen]
+        visible = visible if visible.shape[-2] == 1 else visible[..., chosen, :]
+    scores = _score(features_q, features_k, rotated_q, rotated_k, scale, visible)
     rule = PAPER_RULES.get((mechanism.gain, mechanism.mean_weight))
     rows = by_definition(scores, mechanism) if rule is None else rule(scores)
     return rows.masked_fill(~visible, 0)

@@ -27,6 +27,20 @@ def check_served(reason: str | None) -> None:
         raise ValueError(f"backend: {reason}, or pass backend='torch'")
 
 
+def check_rows(rows: Tensor, query: Tensor) -> None:
+    """Numbers of queries are integers (R,) below N."""
+    if rows.ndim != 1 or rows.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"rows: expected numbers of queries, (R,) in int64, got {rows.dtype} in shape {_shape(rows)}; "
+            "pass torch.tensor([0, 5, 7]) for three of them"
+        )
+    if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < query.shape[1]:
+        raise ValueError(
+            f"rows: expected numbers from 0 to {query.shape[1] - 1}, as there are {query.shape[1]} queries, got "
+            f"{int(rows.min())} to {int(rows.max())}"
+        )
+
+
 def check_tokens(name: str, x: Tensor) -> None:
     """Tokens are a floating-point tensor (batch, tokens, heads, width)."""
     if not isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
