@@ -127,7 +127,7 @@ def spikiness(scene: Scene) -> Spikiness:
 
 def signs(scene: Scene) -> Signs:
     """How much of each row is negative, as nothing is of softmax; MALA's paper saw none, and says there may be."""
-    share = _of_rows(scene, lambda weights: (weights < 0).to(weights.dtype).mean(-1))
+    share = torch.cat([(weights < 0).to(weights.dtype).mean(-1) for _, weights in scene.pieces()], dim=-1)
     numbers = row_numbers(scene)
     return Signs(share, numbers.negative_mass, numbers.row_sum + 2 * numbers.negative_mass)
 
@@ -154,9 +154,15 @@ def neighbourhood(scene: Scene, radius: int = 1) -> Neighbourhood:
     Class tokens have no neighbours: rows of theirs are left out.
     """
     near, scene = _distances(scene, lambda offset: (offset.abs().amax(-1) <= radius).double())
-    weight = _of_rows(scene, lambda weights, n: (weights * n).sum(-1), near)
-    share = _of_rows(scene, lambda weights, n: (weights.abs() * n).sum(-1) / weights.abs().sum(-1), near)
-    return Neighbourhood(weight, share, near.sum(-1) / scene.key.shape[1])
+
+    def weight(weights: Tensor, inside: Tensor) -> Tensor:
+        return (weights * inside).sum(-1)
+
+    def share(weights: Tensor, inside: Tensor) -> Tensor:
+        return weight(weights.abs(), inside) / weights.abs().sum(-1)
+
+    uniform = near.sum(-1) / scene.key.shape[1]
+    return Neighbourhood(_of_rows(scene, weight, near), _of_rows(scene, share, near), uniform)
 
 
 def attention_distance(scene: Scene) -> Tensor:
@@ -164,7 +170,11 @@ def attention_distance(scene: Scene) -> Tensor:
 
     Class tokens lie nowhere: rows of theirs are left out, and columns do not count.
     """
-    far, scene = _distances(scene, lambda offset: offset.double().norm(dim=-1))
+
+    def length(offset: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(offset.double(), dim=-1)
+
+    far, scene = _distances(scene, length)
 
     def mean(weights: Tensor, distance: Tensor) -> Tensor:
         sizes = weights.abs()
@@ -212,7 +222,10 @@ def score_ratio(scene: Scene, row: int, keys: tuple[int, int], factors: Sequence
     mechanism = find(scene.mechanism)
 
     def louder(factor: float) -> Tensor:
-        grown = replace(mechanism, query_map=lambda query: factor * mechanism.query_map(query))
+        def grow(query: Tensor) -> Tensor:
+            return factor * mechanism.query_map(query)
+
+        grown = replace(mechanism, query_map=grow)
         weights = scene.under(grown).only([row]).weights()[:, :, 0]
         return weights[..., keys[0]] / weights[..., keys[1]]
 
@@ -265,13 +278,12 @@ def _ranks(x: Tensor) -> Tensor:
     return below.double() + 0.5 * (equal - 1)
 
 
-def _of_rows(scene: Scene, number: Callable[..., Tensor], *by_row: Tensor) -> Tensor:
-    """A number of every row, (B, H, R), from its weights and from what else is known of it."""
+def _of_rows(scene: Scene, number: Callable[[Tensor, Tensor], Tensor], by_row: Tensor) -> Tensor:
+    """A number of every row, (B, H, R), from its weights and from what else is known of it, (R, M)."""
     found: list[Tensor] = []
     done = 0
     for rows, weights in scene.pieces():
-        given = (x[done : done + len(rows)].to(weights) for x in by_row)
-        found.append(number(weights, *given))
+        found.append(number(weights, by_row[done : done + len(rows)].to(weights)))
         done += len(rows)
     return torch.cat(found, dim=-1)
 
