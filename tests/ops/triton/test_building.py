@@ -22,7 +22,6 @@ CASES = [
     "mala:64",
     "mala:128 mala:64:bfloat16:rotary+decode",
     "mala:256:bfloat16:long",
-    "nala:64",
     "nala:96 mala:64:float32:short",
     "mala_released:64:bfloat16:rotary+masked+short nala:32:float16:rotary+packed+long",
     "mala:64:bfloat16:causal",
@@ -30,7 +29,7 @@ CASES = [
 # ... and what may differ on others.
 OTHER_CASES = {
     "sm_80": "mala:64:bfloat16:long mala:128:bfloat16:short",
-    "gfx942": "mala:64:bfloat16:long mala:128:bfloat16:short nala:64:bfloat16:long",
+    "gfx942": "mala:64:bfloat16:long nala:64:bfloat16:short",
 }
 OLD_CASES = ["mala:64 mala:64:bfloat16:rotary+decode", "mala:64:bfloat16:causal"]
 # Bytes of a thread that may lie outside its registers: in general, and in the forward pass of heads up to 64 wide.

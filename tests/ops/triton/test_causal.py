@@ -261,9 +261,7 @@ def test_every_mechanism_turns(mechanism: str, make: Make, judge: Judge):
     judge(make(mechanism, state=True, rotary=True))
 
 
-@pytest.mark.parametrize(
-    ("length", "dtype"), [(2, WHOLE), (7, WHOLE), (15, WHOLE), (17, WHOLE), (65, HALF), (130, HALF)]
-)
+@pytest.mark.parametrize(("length", "dtype"), [(7, WHOLE), (15, WHOLE), (17, WHOLE), (65, HALF), (130, HALF)])
 def test_any_number_of_tokens(length: int, dtype: torch.dtype, make: Make, judge: Judge):
     judge(make(length=length, width=8, dtype=dtype, segment=64))
 
@@ -277,6 +275,15 @@ def test_one_token_is_its_own_answer(dtype: torch.dtype, make: Make):
     torch.testing.assert_close(answers.grad_value, problem.grad, rtol=eps, atol=0)
     for grad in (answers.grad_query, answers.grad_key):
         assert grad.double().norm() <= eps * problem.grad.double().norm() * problem.value.double().norm()
+
+
+def test_two_tokens_are_right_to_a_few_roundings(make: Make, relative_error: Error):
+    # Of so few numbers it is luck what torch's errors come to: twice them is no measure.
+    problem = make(length=2, width=8)
+    truth = define(problem, torch.float64, "reference")
+    for name, ours, exact in zip(Answers._fields, solve(problem), truth, strict=True):
+        if ours is not None and exact is not None:
+            assert relative_error(ours, exact) <= 8 * torch.finfo(WHOLE).eps, name
 
 
 @interpreted  # multiples of sixteen are constants
