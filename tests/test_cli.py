@@ -1,5 +1,6 @@
 """The `affinear` command, as a user meets it."""
 
+import json
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -195,3 +196,61 @@ def test_the_operator_loads_no_benchmark():
     code = "import sys, affinear; print([name for name in sys.modules if name.startswith('affinear.bench')])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"
+
+
+def test_models_lists_what_there_is():
+    result = run("models", "inline_deit_tiny")
+    assert result.exit_code == 0, result.output
+    for text in ("inline_deit_tiny", "6.48M", "1.11", "12 linear", "74.5", "arXiv:2412.06590"):
+        assert text in result.output
+
+
+def test_models_speaks_json():
+    result = run("models", "inline_pvt_tiny", "--json")
+    (entry,) = json.loads(result.stdout)
+    assert (entry["name"], entry["parameters"], entry["top1"]) == ("inline_pvt_tiny", 12_032_232, 78.2)
+
+
+def test_models_that_are_not_there_are_told():
+    result = run("models", "resnet*")
+    assert result.exit_code == 1
+    assert "No network is called 'resnet*'" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["mavit_tin"], "such as mavit_tiny"),
+        (["mavit_tiny", "--size", "big"], "expected HxW"),
+        (["mavit_tiny", "--size", "8x8"], "size: expected at least 32 x 32, got 8 x 8"),
+        (["mavit_tiny", "-o", "model.pb"], "can be saved as .onnx"),
+        (["mavit_tiny", "--weights", "absent.safetensors"], "absent.safetensors"),
+    ],
+)
+def test_export_that_cannot_be_says_why(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    result = run("export", *arguments)
+    assert result.exit_code == 1
+    assert said in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_export_saves_what_was_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from affinear.models import export
+
+    exported = export.Exported(b"content", ("batch", "height", "width"), ((1, 3, 32, 48),), 2.5e-7)
+    monkeypatch.setattr(export, "export_onnx", lambda model, **given: exported)
+    result = run("export", "nalaformer_xtiny", "-o", tmp_path / "a.onnx", "--size", "32x48")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "a.onnx").read_bytes() == b"content"
+    assert "May vary: batch, height, width. Largest relative error against torch: 2.5e-07." in result.output
+
+
+def test_bench_models_measures_and_saves(tmp_path: Path):
+    result = run("bench", "models", "--quick", "--output", tmp_path / "a.json", "--only", "inference")
+    assert result.exit_code == 0, result.output
+    rows = json.loads((tmp_path / "a.json").read_text())["rows"]
+    assert [row["model"] for row in rows] == ["inline_deit_tiny", "deit_tiny_patch16_224"]
+    assert rows[0]["ratio"] > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from timm.models import group_parameters
 from timm.optim import create_optimizer_v2
 from torch import nn
 
-from affinear.models.catalogue import names
+from affinear.models.catalogue import PUBLISHED, names, stages_of
 
 EVERY = names()
 COUNTS = {
@@ -156,3 +157,17 @@ def test_a_linear_twin_has_no_softmax(name: str):
     assert twin.feature_info == original.feature_info
     assert "softmax" not in repr(twin)
     assert "softmax" in repr(original)
+
+
+def test_the_documentation_lists_every_published_network():
+    page = (Path(__file__).resolve().parents[2] / "docs/models.md").read_text()
+    rows = [
+        [cell.strip(" `") for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")
+    ]
+    table = {row[0]: row for row in rows if row[0] in EVERY}
+    assert set(table) == set(COUNTS) | set(MILLIONS)
+    for name, (_, size, parameters, _, stages, top1) in table.items():
+        model: Any = timm.create_model(name, device="meta")
+        count = sum(parameter.numel() for parameter in model.parameters())
+        assert (size, parameters) == (str(model.pretrained_cfg["input_size"][-1]), f"{count / 1e6:.2f}M"), name
+        assert (stages, top1) == (stages_of(model), f"{PUBLISHED[name]:.1f}"), name

@@ -42,7 +42,8 @@ class ConvStem(nn.Sequential):
 
     def forward(self, input: Tensor) -> Tensor:
         """The map, channels last."""
-        return super().forward(input).permute(0, 2, 3, 1)
+        # From here on channels are last in memory too, whatever the images are: norms and products want them so.
+        return super().forward(input.contiguous(memory_format=torch.channels_last)).permute(0, 2, 3, 1)
 
 
 class Downsample(nn.Module):
