@@ -254,3 +254,21 @@ def test_bench_models_measures_and_saves(tmp_path: Path):
     rows = json.loads((tmp_path / "a.json").read_text())["rows"]
     assert [row["model"] for row in rows] == ["inline_deit_tiny", "deit_tiny_patch16_224"]
     assert rows[0]["ratio"] > 0
+
+
+def test_lens_figures_draws_reads_and_saves(tmp_path: Path):
+    result = run("lens", "figures", "-o", tmp_path / "new", "--only", "ratios", "--format", "svg")
+    assert result.exit_code == 0, result.output
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["ratios.svg"]
+    assert "MALA" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["--only", "everything"], "everything"), (["--format", "gif"], "--format: expected some of png, svg, pdf")],
+)
+def test_lens_figures_that_cannot_be_say_why(arguments: list[str], said: str, tmp_path: Path):
+    result = run("lens", "figures", "-o", tmp_path / "new", *arguments)
+    assert result.exit_code == 1
+    assert said in result.output
+    assert not (tmp_path / "new").exists()

@@ -40,6 +40,9 @@ def build_app() -> typer.Typer:
     app.command()(models)
     app.command()(convert)
     app.command()(export)
+    lens = typer.Typer(no_args_is_help=True, help="Look into an attention.")
+    lens.command("figures")(lens_figures)
+    app.add_typer(lens, name="lens")
     bench = typer.Typer(no_args_is_help=True, help="Time the library on this machine.")
     bench.command("ops")(bench_ops)
     bench.command("models")(bench_models)
@@ -200,6 +203,49 @@ def export(
     saved = _keeper(output, "network", force)(exported.content)
     print(f"May vary: {', '.join(exported.dynamic)}. Largest relative error against torch: {exported.error:.1e}.")
     print(_told(saved.path, saved.written, output, "network"))
+
+
+def lens_figures(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the figures; made if it is not there.")],
+    only: Annotated[
+        str | None,
+        typer.Option(help="Figures, with commas: norms, ratios, confusion, locality, signs, distributions, ranks."),
+    ] = None,
+    formats: Annotated[str, typer.Option("--format", help="png, svg or pdf; several with commas.")] = "png,svg",
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+) -> None:
+    """Draw the papers' analysis figures anew, from this library's own numbers, and say what they show.
+
+    Tokens are synthetic and seeds fixed: the same files every time. If a file is there already and differs, a free name
+    such as norms-2.png is taken, unless --force.
+    """
+    suffixes = list(dict.fromkeys(f".{word.strip().lower()}" for word in formats.split(",")))
+    for suffix in suffixes:
+        if suffix not in FORMATS:
+            _stop(f"--format: expected some of png, svg, pdf, with commas, got {suffix[1:]!r}.")
+    from rich.console import Console
+
+    from affinear.lens import papers
+    from affinear.lens.figures import render
+
+    try:
+        chosen = papers.pick(only)
+    except ValueError as error:
+        _stop(f"--{error}.")
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        _stop(f"The folder {output} could not be made: {error.strerror or error}.")
+    console = Console(highlight=False)
+    for name, draw in chosen.items():
+        drawn = draw()
+        console.print(f"[bold]{name}[/bold] ({drawn.source})")
+        console.print(drawn.reading, width=min(console.width, 80), markup=False)
+        for suffix in suffixes:
+            wanted = output / f"{name}{suffix}"
+            saved = _keeper(wanted, "figure", force)(render(drawn.figure, suffix[1:]))
+            print(_told(saved.path, saved.written, wanted))
+        print()
 
 
 def bench_ops(
