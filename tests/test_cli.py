@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 import affinear
@@ -272,3 +273,19 @@ def test_lens_figures_that_cannot_be_say_why(arguments: list[str], said: str, tm
     assert result.exit_code == 1
     assert said in result.output
     assert not (tmp_path / "new").exists()
+
+
+def test_lens_report_looks_into_a_network(tmp_path: Path):
+    Image.new("RGB", (40, 50), "teal").save(tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(b"no picture")
+    command = ("lens", "report", "--model", "nalaformer_xtiny", "--data", tmp_path, "--rows", "4")
+    result = run(*command, "-o", tmp_path / "a.html")
+    assert result.exit_code == 0, result.output
+    assert "b.png" in result.output
+    assert "nala_released" in (tmp_path / "a.html").read_text()
+
+
+def test_lens_report_of_nothing_says_so(tmp_path: Path):
+    result = run("lens", "report", "--model", "nalaformer_xtiny", "--data", tmp_path, "-o", tmp_path / "a.html")
+    assert result.exit_code == 1
+    assert list(tmp_path.iterdir()) == []

@@ -42,6 +42,7 @@ def build_app() -> typer.Typer:
     app.command()(export)
     lens = typer.Typer(no_args_is_help=True, help="Look into an attention.")
     lens.command("figures")(lens_figures)
+    lens.command("report")(lens_report)
     app.add_typer(lens, name="lens")
     bench = typer.Typer(no_args_is_help=True, help="Time the library on this machine.")
     bench.command("ops")(bench_ops)
@@ -246,6 +247,56 @@ def lens_figures(
             saved = _keeper(wanted, "figure", force)(render(drawn.figure, suffix[1:]))
             print(_told(saved.path, saved.written, wanted))
         print()
+
+
+def lens_report(
+    model: Annotated[str, typer.Option(help="A network that `affinear models` lists, such as mavit_tiny.")],
+    data: Annotated[Path, typer.Option(help="A folder of images: .jpg, .png or .webp, in it or in folders of it.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to save the report: .html.")] = Path(
+        "affinear-report.html"
+    ),
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Its weights, .safetensors or a released file; random ones if not given.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many images.")] = 16,
+    rows: Annotated[int, typer.Option(min=1, help="At most so many queries of each image and layer.")] = 256,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+) -> None:
+    """Show a network some images and report what each attention layer and head did: one HTML file.
+
+    If the output file is there already and differs, a free name such as affinear-report-2.html is taken, unless
+    --force.
+    """
+    _require("vision", "timm", "safetensors", "torchvision", "PIL")
+    _check_output(output, "The report", (".html",))
+    import torch
+    from rich.console import Console
+
+    from affinear.lens.report import batch_of_images, html, summary
+    from affinear.lens.watch import watch
+    from affinear.models import checkpoints
+
+    try:
+        network = checkpoints.network(model, checkpoint).eval()
+        images = batch_of_images(data, network, limit)
+        with Console(stderr=True).status("") as status, watch(network, rows=rows) as watched, torch.no_grad():
+            for done, batch in enumerate(images.pixels.split(4)):
+                status.update(f"Looking at image {4 * done + 1} of {len(images.names)} ...")
+                network(batch)
+    except (ValueError, RuntimeError, OSError) as error:
+        _stop(f"{str(error).rstrip('.')}.")
+    for reason in images.skipped:
+        print(f"Skipped {reason}", file=sys.stderr)
+    about = {
+        "network": model,
+        "weights": "random" if checkpoint is None else checkpoint.name,
+        "images": f"{len(images.names)} of {data}",
+        "rows": f"at most {rows} of each image",
+    }
+    page = html(watched, title=f"Attention of {model}", about=about)
+    print("\n".join(summary(watched)))
+    saved = _keeper(output, "report", force)(page.encode())
+    print(_told(saved.path, saved.written, output, "report"))
 
 
 def bench_ops(

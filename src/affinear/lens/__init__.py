@@ -32,9 +32,11 @@ from affinear.lens.rows import (
     row_sum,
 )
 from affinear.lens.scene import Scene
+from affinear.lens.watch import LayerReport, Watched, watch
 
 __all__ = [
     "Collisions",
+    "LayerReport",
     "Loudness",
     "Neighbourhood",
     "NormCorrelation",
@@ -43,6 +45,7 @@ __all__ = [
     "ScoreRatio",
     "Signs",
     "Spikiness",
+    "Watched",
     "attention_distance",
     "collisions",
     "covariance_rank",
@@ -61,5 +64,6 @@ __all__ = [
     "signs",
     "spearman",
     "spikiness",
+    "watch",
     "weight_rank",
 ]
