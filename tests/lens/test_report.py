@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from affinear.layers import INLINE, PLAIN, Attention
 from affinear.lens.report import batch_of_images, html, summary
-from affinear.lens.watch import LayerReport, Tally, Watched, watch
+from affinear.lens.watching import LayerReport, Tally, Watched, watch
 from affinear.models import inline_swin  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers the names
 
 VOID = {"meta", "line", "circle"}

@@ -32,7 +32,7 @@ from affinear.lens.rows import (
     row_sum,
 )
 from affinear.lens.scene import Scene
-from affinear.lens.watch import LayerReport, Watched, watch
+from affinear.lens.watching import LayerReport, Watched, watch
 
 __all__ = [
     "Collisions",

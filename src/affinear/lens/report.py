@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from affinear.lens.watch import LayerReport, Watched
+from affinear.lens.watching import LayerReport, Watched
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -98,7 +98,7 @@ def html(watched: Watched, *, title: str, about: Mapping[str, str]) -> str:
         >>> import timm, torch
         >>> import affinear.models
         >>> from affinear.lens.report import html
-        >>> from affinear.lens.watch import watch
+        >>> from affinear.lens.watching import watch
         >>> model = timm.create_model("inline_deit_tiny", depth=2, img_size=64).eval()
         >>> with watch(model, rows=8) as watched, torch.no_grad():
         ...     _ = model(torch.randn(2, 3, 64, 64))
@@ -130,7 +130,7 @@ def summary(watched: Watched) -> list[str]:
 
     Example:
         >>> from affinear.lens.report import summary
-        >>> from affinear.lens.watch import Watched
+        >>> from affinear.lens.watching import Watched
         >>> summary(Watched({}, ("blocks.0.attn (StrangeAttention)",)))
         ['1 layer looks like attention but could not be read: blocks.0.attn (StrangeAttention).']
     """

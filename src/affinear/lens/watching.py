@@ -186,12 +186,12 @@ def watch(model: nn.Module, *, rows: int | None = None, layers: str | None = Non
     Example:
         >>> import timm, torch
         >>> import affinear.models
-        >>> from affinear.lens.watch import watch
+        >>> from affinear.lens.watching import watch
         >>> model = timm.create_model("inline_deit_tiny", depth=2, img_size=64).eval()
         >>> with watch(model, rows=8) as watched, torch.no_grad():
         ...     _ = model(torch.randn(2, 3, 64, 64))
-        >>> [(layer.name, layer.mechanism, layer.rows) for layer in watched.layers]
-        [('blocks.0.attn', 'inline', 16), ('blocks.1.attn', 'inline', 16)]
+        >>> watched.layers[1].name, watched.layers[1].mechanism, watched.layers[1].rows
+        ('blocks.1.attn', 'inline', 16)
         >>> watched.layers[0].entropy.shape
         torch.Size([6])
     """

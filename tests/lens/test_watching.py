@@ -17,7 +17,7 @@ import affinear as af
 from affinear import ops
 from affinear.layers import INLINE, MALA, PLAIN, Attention, AxialRotary
 from affinear.lens import scene as scenes
-from affinear.lens.watch import MEANS, LayerReport, Watched, watch
+from affinear.lens.watching import MEANS, LayerReport, Watched, watch
 from affinear.models.inline_cswin import StripeAttention
 
 WIDTHS: dict[str, Any] = {"embed_dims": (8, 16, 24, 32), "depths": (1, 1, 1, 1), "num_heads": (1, 2, 3, 4)}
