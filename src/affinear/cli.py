@@ -273,7 +273,7 @@ def lens_report(
     from rich.console import Console
 
     from affinear.lens.report import batch_of_images, html, summary
-    from affinear.lens.watch import watch
+    from affinear.lens.watching import watch
     from affinear.models import checkpoints
 
     try:
