@@ -40,7 +40,8 @@ def build_app() -> typer.Typer:
     app.command()(models)
     app.command()(convert)
     app.command()(export)
-    lens = typer.Typer(no_args_is_help=True, help="Look into an attention.")
+    lens = typer.Typer()
+    lens.callback(invoke_without_command=True)(lens_microscope)
     lens.command("figures")(lens_figures)
     lens.command("report")(lens_report)
     app.add_typer(lens, name="lens")
@@ -204,6 +205,34 @@ def export(
     saved = _keeper(output, "network", force)(exported.content)
     print(f"May vary: {', '.join(exported.dynamic)}. Largest relative error against torch: {exported.error:.1e}.")
     print(_told(saved.path, saved.written, output, "network"))
+
+
+def lens_microscope(
+    context: typer.Context,
+    host: Annotated[
+        str, typer.Option(help="Where to listen; anywhere but on this machine, everybody can use it.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 0,
+    model: Annotated[str | None, typer.Option(help="A network to look into, such as mavit_tiny.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Its weights, .safetensors or a released file; random ones if not given.")
+    ] = None,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address, open nothing.")] = False,
+) -> None:
+    """Open the microscope, a page that shows what a patch of an image attends to; or draw figures or write a report."""
+    if context.invoked_subcommand is not None:
+        return
+    _require("lens", "PIL", "numpy")
+    if model is not None:
+        _require("vision", "timm", "safetensors")
+    from affinear.lens.microscope import serve
+
+    try:
+        serve(host, port, model, checkpoint, open_browser=not no_browser)
+    except (ValueError, TypeError) as error:
+        _stop(f"{str(error).rstrip('.')}.")
+    except OSError as error:
+        _stop(f"The microscope could not be started: {error.strerror or error}.")
 
 
 def lens_figures(

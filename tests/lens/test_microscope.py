@@ -445,3 +445,11 @@ def test_samples_are_small_and_have_a_notice(server: Microscope):
     assert [sample["name"] for sample in json.loads(ask(server, "/api/start")[2])["samples"]] == [
         sample.name for sample in pictures.SAMPLES
     ]
+
+
+def test_the_page_has_the_palette_of_the_figures(server: Microscope):
+    figures = pytest.importorskip("affinear.lens.figures")
+    script = ask(server, "/microscope.js")[2].decode()
+    shown = json.loads(script.partition("const SIGNED = ")[2].partition(";")[0])
+    expected = 255 * figures.SIGNED(np.linspace(0, 1, 5))[:, :3]
+    np.testing.assert_allclose(shown, expected, atol=2)
