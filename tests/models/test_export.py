@@ -114,7 +114,7 @@ def test_facts_are_those_that_timm_keeps() -> None:
     assert "std" not in facts
 
 
-@pytest.mark.parametrize("family", SMALL)
+@pytest.mark.parametrize("family", ["mavit", "inline_cswin"])  # the others go through it on their way to ONNX
 def test_torch_export_gives_the_same(family: str) -> None:
     model = build(family).eval()
     with torch.no_grad():
