@@ -21,7 +21,7 @@ OLD_TRITON = next(ROOT.glob(".venv/triton-*"), None)  # the Makefile says which,
 CASES = [
     "mala:64 mala:64:bfloat16:causal",
     "mala:128 mala:64:bfloat16:rotary+decode mala:256:bfloat16:long",
-    "nala:96 mala:64:float32:short mala_released:64:float16:rotary+packed+short",
+    "nala:96 mala:64:float32:short mala_released:64:bfloat16:rotary+masked+short",
 ]
 # ... and what may differ on others.
 OTHER_CASES = {
