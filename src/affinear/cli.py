@@ -118,13 +118,14 @@ def models(
 
     from affinear.models import catalogue
 
-    if not catalogue.names(pattern):
+    total = len(catalogue.names(pattern))
+    if not total:
         _stop(f"No network is called {pattern!r}; `affinear models` without a pattern lists all.")
-    with Console(stderr=True).status("Counting ...") as status:
-        rows: list[catalogue.Entry] = []
+    rows: list[catalogue.Entry] = []
+    with Console(stderr=True).status("Counting multiply-adds ...") as status:
         for entry in catalogue.entries(pattern):
             rows.append(entry)
-            status.update(f"Counting ... {entry.name}")
+            status.update(f"Counting multiply-adds ... {len(rows)} of {total} networks, about a second each")
     if as_json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     else:
