@@ -19,13 +19,13 @@ import affinear.models  # noqa: F401  # pyright: ignore[reportUnusedImport]  # r
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two classes that a glance tells apart: bright above, or bright below."""
+    """Two classes that every crop tells apart: red, or blue."""
     generator = np.random.default_rng()
-    for label in ("above", "below"):
+    for label, channel in (("red", 0), ("blue", 2)):
         (tmp_path / label).mkdir()
         for i in range(8):
             pixels = generator.integers(0, 100, (48, 60, 3), dtype=np.uint8)
-            pixels[slice(0, 24) if label == "above" else slice(24, 48)] += 150
+            pixels[..., channel] += 150
             Image.fromarray(pixels).save(tmp_path / label / f"{i}.png")
     return tmp_path
 
@@ -43,9 +43,9 @@ def test_a_folder_of_images_is_learnt(folder: Path):
     )
     optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05, layer_decay=0.95)
     scheduler: Any
-    scheduler, epochs = create_scheduler_v2(optimizer, sched="cosine", num_epochs=8)
+    scheduler, _ = create_scheduler_v2(optimizer, sched="cosine", num_epochs=12)
     losses: list[float] = []
-    for epoch in range(8):
+    for epoch in range(12):
         model.train()
         for images, labels in loader:
             loss = torch.nn.functional.cross_entropy(model(images), labels)
@@ -54,5 +54,4 @@ def test_a_folder_of_images_is_learnt(folder: Path):
             optimizer.step()
             losses.append(loss.item())
         scheduler.step(epoch + 1)
-    assert epochs >= 8
-    assert np.mean(losses[-2:]) < 0.5 * np.mean(losses[:2])
+    assert np.median(losses[-8:]) < 0.5 * np.log(2)  # half of what guessing costs
