@@ -106,6 +106,10 @@ class Attention(nn.Module):
         """Whether time and memory are linear in the number of tokens."""
         return self.mechanism.gain is not None
 
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys, values and, where there is one, the gate of tokens (B, N, C), each (B, N, H, D)."""
+        return self.qkv(x).unflatten(-1, (-1, self.num_heads, x.shape[-1] // self.num_heads)).unbind(2)
+
     def forward(
         self,
         x: Tensor,
@@ -125,8 +129,7 @@ class Attention(nn.Module):
             mean: (B, C), what the local residual makes its kernels from; the mean of the tokens if None.
         """
         self._check(x, grid, rotary)
-        heads = (-1, self.num_heads, x.shape[-1] // self.num_heads)
-        query, key, value, *gate = self.qkv(x).unflatten(-1, heads).unbind(2)
+        query, key, value, *gate = self.project(x)
         out = ops.attention(query, key, value, self.mechanism, rotary=rotary, key_mask=key_mask).flatten(2)
         if self.position is not None or self.residual is not None:
             out = out + self._local(x, value.flatten(2), grid, key_mask, mean)
@@ -143,10 +146,11 @@ class Attention(nn.Module):
         if key_mask is not None:
             value = value * key_mask[..., None]
         value = value[:, self.prefix_tokens :].unflatten(1, grid)
-        out = torch.zeros_like(value) if self.position is None else self.position(value)
+        added = [] if self.position is None else [self.position(value)]
         if self.residual is not None:
-            out = out + self.residual(_mean(x, key_mask) if mean is None else mean, value)
-        return F.pad(out.flatten(1, 2), (0, 0, self.prefix_tokens, 0))
+            added.append(self.residual(_mean(x, key_mask) if mean is None else mean, value))
+        out = (added[0] if len(added) == 1 else added[0] + added[1]).flatten(1, 2)
+        return F.pad(out, (0, 0, self.prefix_tokens, 0)) if self.prefix_tokens else out  # without need it would copy
 
     def _check(self, x: Tensor, grid: tuple[int, int], rotary: tuple[Tensor, Tensor] | None) -> None:
         if x.shape[1] != self.prefix_tokens + grid[0] * grid[1]:

@@ -39,8 +39,8 @@ class LocalResidual(nn.Module):
         height, width = value.shape[1:3]
         taps = self.expand(F.gelu(self.reduce(mean[..., None]))).unflatten(1, (-1, 9))[:, None, None, :, :, 0]
         padded = F.pad(value, (0, 0, 1, 1, 1, 1))
-        out = torch.zeros_like(value)
-        for i in range(9):
-            row, column = divmod(i, 3)
-            out = torch.addcmul(out, padded[:, row : row + height, column : column + width], taps[..., i])
+        shifted = [padded[:, i // 3 : i // 3 + height, i % 3 : i % 3 + width] for i in range(9)]
+        out = shifted[0] * taps[..., 0]
+        for i in range(1, 9):
+            out = torch.addcmul(out, shifted[i], taps[..., i])
         return out

@@ -114,9 +114,7 @@ def row_numbers(scene: Scene) -> RowNumbers:
         >>> bool(((lens.row_numbers(scene).row_sum - 1).abs() < 1e-5).all())
         True
     """
-    found = [measure(weights) for _, weights in scene.pieces()]
-    fields = ([getattr(piece, name) for piece in found] for name in RowNumbers.__dataclass_fields__)
-    return RowNumbers(*(torch.cat(field, dim=-1) for field in fields))
+    return _joined([measure(weights) for _, weights in scene.pieces()])
 
 
 def spikiness(scene: Scene) -> Spikiness:
@@ -127,9 +125,13 @@ def spikiness(scene: Scene) -> Spikiness:
 
 def signs(scene: Scene) -> Signs:
     """How much of each row is negative, as nothing is of softmax; MALA's paper saw none, and says there may be."""
-    share = torch.cat([(weights < 0).to(weights.dtype).mean(-1) for _, weights in scene.pieces()], dim=-1)
-    numbers = row_numbers(scene)
-    return Signs(share, numbers.negative_mass, numbers.row_sum + 2 * numbers.negative_mass)
+    shares: list[Tensor] = []
+    pieces: list[RowNumbers] = []
+    for _, weights in scene.pieces():
+        shares.append((weights < 0).to(weights.dtype).mean(-1))
+        pieces.append(measure(weights))
+    numbers = _joined(pieces)
+    return Signs(torch.cat(shares, dim=-1), numbers.negative_mass, numbers.row_sum + 2 * numbers.negative_mass)
 
 
 def row_sum_error(scene: Scene) -> Tensor:
@@ -155,14 +157,12 @@ def neighbourhood(scene: Scene, radius: int = 1) -> Neighbourhood:
     """
     near, scene = _distances(scene, lambda offset: (offset.abs().amax(-1) <= radius).double())
 
-    def weight(weights: Tensor, inside: Tensor) -> Tensor:
-        return (weights * inside).sum(-1)
+    def sums(weights: Tensor, inside: Tensor) -> Tensor:
+        sizes = weights.abs()
+        return torch.stack(((weights * inside).sum(-1), (sizes * inside).sum(-1) / sizes.sum(-1)))
 
-    def share(weights: Tensor, inside: Tensor) -> Tensor:
-        return weight(weights.abs(), inside) / weights.abs().sum(-1)
-
-    uniform = near.sum(-1) / scene.key.shape[1]
-    return Neighbourhood(_of_rows(scene, weight, near), _of_rows(scene, share, near), uniform)
+    weight, share = _of_rows(scene, sums, near)
+    return Neighbourhood(weight, share, near.sum(-1) / scene.key.shape[1])
 
 
 def attention_distance(scene: Scene) -> Tensor:
@@ -273,13 +273,19 @@ def spearman(first: Tensor, second: Tensor) -> Tensor:
 
 def _ranks(x: Tensor) -> Tensor:
     """Ranks along the last axis; equal numbers share the mean of theirs."""
-    below = torch.stack([(x < x[..., i : i + 1]).sum(-1) for i in range(x.shape[-1])], dim=-1)
-    equal = torch.stack([(x == x[..., i : i + 1]).sum(-1) for i in range(x.shape[-1])], dim=-1)
-    return below.double() + 0.5 * (equal - 1)
+    x = x.contiguous()
+    ordered = x.sort(dim=-1).values
+    return (torch.searchsorted(ordered, x) + torch.searchsorted(ordered, x, right=True) - 1).double() / 2
+
+
+def _joined(pieces: Sequence[RowNumbers]) -> RowNumbers:
+    """Numbers of all rows from those of some each."""
+    fields = ([getattr(piece, name) for piece in pieces] for name in RowNumbers.__dataclass_fields__)
+    return RowNumbers(*(torch.cat(field, dim=-1) for field in fields))
 
 
 def _of_rows(scene: Scene, number: Callable[[Tensor, Tensor], Tensor], by_row: Tensor) -> Tensor:
-    """A number of every row, (B, H, R), from its weights and from what else is known of it, (R, M)."""
+    """A number of every row, (..., R), from its weights and from what else is known of it, (R, M)."""
     found: list[Tensor] = []
     done = 0
     for rows, weights in scene.pieces():

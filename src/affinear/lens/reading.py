@@ -196,8 +196,7 @@ def _known() -> tuple[tuple[type[nn.Module], Reader], ...]:
 
 def _ours(layer: Any, given: Mapping[str, Any], around: Around) -> tuple[Look, ...]:
     x, mask = given["x"], given.get("key_mask")
-    heads = (-1, layer.num_heads, x.shape[-1] // layer.num_heads)
-    query, key, *_ = layer.qkv(x).unflatten(-1, heads).unbind(2)
+    query, key, *_ = layer.project(x)
     scene = _scene(query, key, layer.mechanism, given["grid"], layer.prefix_tokens)
     scene = replace(scene, rotary=given.get("rotary"))
     return (Look(scene, key_mask=mask, real=mask, windows=around.windows(len(x))),)

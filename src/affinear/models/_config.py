@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, register_notrace_module
-from torch import Tensor, nn
+from torch import nn
 
 from ..layers import LearnedPosition
-from . import _names
+from ._names import translate
 
 register_notrace_module(LearnedPosition)  # what it does depends on the size that comes
 
@@ -54,15 +54,11 @@ def build(
         given: What timm and its caller pass; the class refuses what it does not know.
         features: Which stages `features_only` gives unless told; a number for the last so many.
     """
-
-    def read(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-        return _names.translate(state, model)
-
     return build_model_with_cfg(
         family,
         variant,
         pretrained,
         feature_cfg={"out_indices": features, "feature_cls": "getter"},
-        pretrained_filter_fn=read,
+        pretrained_filter_fn=translate,
         **{**own, **given},
     )

@@ -16,6 +16,13 @@ from ..layers.position import resize_table
 # A pattern, and what stands in its place; None for what our networks compute and need not store.
 Rule: TypeAlias = tuple[str, str | Callable[[re.Match[str]], str] | None]
 
+# Of the local residual and the classifier, which the InLine families call alike.
+INLINE_NAMES: tuple[Rule, ...] = (
+    (r"\.residual\.0\.", ".residual.reduce."),
+    (r"\.residual\.2\.", ".residual.expand."),
+)
+HEAD_NAMES: tuple[Rule, ...] = ((r"^head\.(weight|bias)$", r"head.fc.\1"),)
+
 
 def translate(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """A released state dict, or one of ours, in the names and shapes of our network.

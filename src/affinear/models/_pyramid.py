@@ -6,6 +6,7 @@ Maps keep their channels last inside, (B, H, W, C); images come in, and features
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from timm.layers import DropPath, Mlp, get_device_dtype
@@ -219,12 +220,11 @@ def pair(size: int | Sequence[int]) -> tuple[int, int]:
 
 def describe(module: nn.Module) -> str:
     """Which attention the blocks of a module use, in order, such as "2 x mala_released, 6 x softmax"."""
+    runs = groupby(mechanism.name for mechanism in mechanisms_of(module))
+    return ", ".join(f"{len(list(run))} x {name}" for name, run in runs)
+
+
+def mechanisms_of(module: nn.Module) -> list[Mechanism]:
+    """The mechanism of every attention in a module, in order."""
     found = (getattr(layer, "mechanism", None) for layer in module.modules())
-    names = [mechanism.name for mechanism in found if isinstance(mechanism, Mechanism)]
-    runs: list[tuple[str, int]] = []
-    for name in names:
-        if runs and runs[-1][0] == name:
-            runs[-1] = (name, runs[-1][1] + 1)
-        else:
-            runs.append((name, 1))
-    return ", ".join(f"{count} x {name}" for name, count in runs)
+    return [mechanism for mechanism in found if isinstance(mechanism, Mechanism)]

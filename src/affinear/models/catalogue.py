@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..layers import LocalResidual
-from ..ops import Mechanism
+from ._pyramid import mechanisms_of
 
 SIZES = ("xtiny", "tiny", "small", "medium", "base", "large")
 FAMILIES = ("mavit", "nalaformer", "inline_deit", "inline_pvt", "inline_swin", "inline_cswin")
@@ -136,8 +136,7 @@ def stages_of(model: nn.Module) -> str:
 
 
 def _blocks(stage: nn.Module) -> str:
-    found = (getattr(module, "mechanism", None) for module in stage.modules())
-    linear = [mechanism.gain is not None for mechanism in found if isinstance(mechanism, Mechanism)]
+    linear = [mechanism.gain is not None for mechanism in mechanisms_of(stage)]
     counts = {"linear": sum(linear), "softmax": len(linear) - sum(linear)}
     return " + ".join(f"{count} {kind}" for kind, count in counts.items() if count)
 

@@ -20,7 +20,7 @@ from .. import ops
 from ..layers import INLINE, PLAIN, Attention, DepthwiseConv, Windows
 from ..ops import Mechanism
 from ._config import build, config
-from ._names import Rule
+from ._names import HEAD_NAMES, INLINE_NAMES, Rule
 from ._pyramid import Block, Pyramid, Stage, pair
 from ._stages import linear_blocks
 from ._weights import draw
@@ -191,10 +191,10 @@ class InLineCSwin(Pyramid):
             (r"\.(qkv|proj)\.(weight|bias)$", r".attn.\1.\2"),
             (r"^(stem|.*\.downsample)\.attn\.", r"\1."),
             (r"\.attns\.(\d)\.get_v\.", r".attn.position.\1."),
-            (r"\.attns\.0\.residual\.0\.", ".attn.residual.reduce."),
-            (r"\.attns\.0\.residual\.2\.", ".attn.residual.expand."),
+            (r"\.attns\.0\.residual\.", ".attn.residual."),
+            *INLINE_NAMES,
             *((re.escape(f"{name}.position.0."), f"{name}.position.") for name in single),
-            (r"^head\.(weight|bias)$", r"head.fc.\1"),
+            *HEAD_NAMES,
         )
 
 

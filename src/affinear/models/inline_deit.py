@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from ..layers import INLINE, Attention, LearnedPosition
 from ..ops import Mechanism
 from ._config import build, config
-from ._names import Rule
+from ._names import INLINE_NAMES
 from ._pyramid import describe, pair
 from ._stages import linear_blocks
 from ._weights import draw
@@ -86,10 +86,7 @@ class InLineDeiT(nn.Module):
         torch.Size([1, 10])
     """
 
-    released_names: tuple[Rule, ...] = (
-        (r"\.residual\.0\.", ".residual.reduce."),
-        (r"\.residual\.2\.", ".residual.expand."),
-    )
+    released_names = INLINE_NAMES
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from .. import ops
 from ..layers import INLINE, Attention, LearnedPosition
 from ..ops import Mechanism
 from ._config import build, config
-from ._names import Rule
+from ._names import HEAD_NAMES, INLINE_NAMES, Rule
 from ._pyramid import Block, Pyramid, Stage, pair
 from ._stages import linear_blocks
 from ._weights import draw
@@ -118,9 +118,8 @@ class InLinePVT(Pyramid):
         (r"^patch_embed(\d)\.", lambda found: f"stages.{int(found[1]) - 1}.downsample.embed."),
         (r"^pos_embed(\d)$", lambda found: f"stages.{int(found[1]) - 1}.downsample.position.table"),
         (r"^block(\d)\.", lambda found: f"stages.{int(found[1]) - 1}.blocks."),
-        (r"\.residual\.0\.", ".residual.reduce."),
-        (r"\.residual\.2\.", ".residual.expand."),
-        (r"^head\.(weight|bias)$", r"head.fc.\1"),
+        *INLINE_NAMES,
+        *HEAD_NAMES,
     )
 
     def __init__(

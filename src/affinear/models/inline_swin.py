@@ -25,7 +25,7 @@ from .. import ops
 from ..layers import INLINE, Attention, Windows
 from ..ops import Mechanism
 from ._config import build, config
-from ._names import Rule
+from ._names import HEAD_NAMES, INLINE_NAMES, Rule
 from ._pyramid import Block, Pyramid, Stage, pair
 from ._stages import linear_blocks
 from ._weights import draw
@@ -154,9 +154,8 @@ class InLineSwin(Pyramid):
         (r"^patch_embed\.", "stem."),
         (r"^layers\.(\d+)\.downsample\.", lambda found: f"stages.{int(found[1]) + 1}.downsample."),
         (r"^layers\.", "stages."),
-        (r"\.residual\.0\.", ".residual.reduce."),
-        (r"\.residual\.2\.", ".residual.expand."),
-        (r"^head\.(weight|bias)$", r"head.fc.\1"),
+        *INLINE_NAMES,
+        *HEAD_NAMES,
     )
 
     def __init__(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..layers import MALA, Attention, AxialRotary, DepthwiseConv, Parts
 from ..ops import Mechanism
 from ._config import build, config
-from ._names import Rule
+from ._names import HEAD_NAMES, Rule
 from ._pyramid import Pyramid, Stage
 from ._stages import linear_blocks
 from ._weights import draw
@@ -185,7 +185,7 @@ class MAViT(Pyramid):
         (r"\.attn\.out_proj\.", ".attn.proj."),
         (r"\.ffn\.dwconv\.", ".mlp.conv."),
         (r"\.ffn\.", ".mlp."),
-        (r"^head\.(weight|bias)$", r"head.fc.\1"),
+        *HEAD_NAMES,
         (r"^(proj|norm)\.", r"head.\1."),
     )
 

@@ -65,8 +65,7 @@ def _layer(
     mean: Tensor | None = None,
 ) -> Layer:
     """What the layer's own forward makes of its input, up to queries and keys; `mean` belongs to the values."""
-    heads = (-1, module.num_heads, x.shape[-1] // module.num_heads)
-    query, key = module.qkv(x).unflatten(-1, heads).unbind(2)[:2]
+    query, key, *_ = module.project(x)
     tables = None if rotary is None else (rotary[0].double(), rotary[1].double())
     return Layer(
         name,
