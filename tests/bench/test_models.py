@@ -101,8 +101,9 @@ def quick_report() -> ModelReport:
         ({"batch": [0]}, "batch: expected a positive number, got 0"),
         ({"sizes": ["32x32"], "batch": [1, 2]}, "batch: expected one number, or 1, one for each size, got 2"),
         ({"dtype": "int8"}, "dtype: expected one of bfloat16, float32, got 'int8'"),
-        ({"only": "training,graph"}, "only: expected one of inference, training, eager, compiled, got 'graph'"),
-        ({"only": "compiled", "compiled": False}, "only: expected no 'compiled' where compiled is False"),
+        ({"only": "training,graph"}, "only: expected one of inference, .*, compiled, graphed, got 'graph'"),
+        ({"only": "compiled", "compiled": False}, "only: expected no 'compiled' or 'graphed' where compiled is False"),
+        ({"only": "graphed"}, "only: expected no 'graphed' without a GPU, got it; take 'compiled'"),
         ({"seconds": -1.0}, "seconds: expected a positive number, got -1.0"),
     ],
 )
@@ -124,7 +125,7 @@ def test_a_gpu_has_the_batches_of_the_bars_and_every_family(monkeypatch: pytest.
     plan = models.prepare()
     assert (plan.clock.device, plan.models) == (GPU, GPU_MODELS)
     assert plan.sizes == (SQUARE, models.Images(512, 2048, 4))
-    assert (plan.ways, plan.directions) == (("eager", "compiled"), ("inference", "training"))
+    assert (plan.ways, plan.directions) == (("eager", "compiled", "graphed"), ("inference", "training"))
     assert (plan.dtype, plan.channels_last) == (torch.bfloat16, True)
     assert models.prepare(quick=True).ways == ("eager",)
 
@@ -292,7 +293,7 @@ def test_a_compiled_network_is_compiled_whole_for_one_size_by_a_compiler_that_re
     monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(len(asked)))
     report = measured(lambda name, images: Small(), only="compiled")
     assert [row.error for row in report.rows] == [""] * 4
-    assert asked == [{"fullgraph": True, "dynamic": False}] * 4
+    assert asked == [{"fullgraph": True, "dynamic": False, "mode": "default"}] * 4
     assert resets == [0, 2, 2, 4]
 
 

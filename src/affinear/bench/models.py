@@ -21,7 +21,8 @@ from affinear.bench.judge import finite
 from affinear.bench.measure import why
 from affinear.bench.models_plan import (
     COMPARED_WITH,
-    COMPILED,
+    EAGER,
+    GRAPHED,
     INFERENCE,
     Cell,
     Images,
@@ -158,7 +159,7 @@ def measure(cell: Cell, plan: ModelPlan, told: Callable[[str], None] = lambda sa
     Returns:
         A row for each, in order.
     """
-    if cell.way != COMPILED:
+    if cell.way == EAGER:
         rows = _turns(cell, plan, told)
     else:
         with _fresh_compiler(len(cell.names)):
@@ -278,8 +279,7 @@ class Work:
         network.to(memory_format=layout)  # pyright: ignore[reportCallIssue]  # which torch leaves out of its types
         pixels = torch.randn(images.batch, 3, images.height, images.width, device=device)
         inputs = pixels.contiguous(memory_format=layout), torch.randint(CLASSES, (images.batch,), device=device)
-        # Never with sizes left open: the kernels are to be those of the size that is measured.
-        called = torch.compile(network, fullgraph=True, dynamic=False) if cell.way == COMPILED else network
+        called = network if cell.way == EAGER else compiled(network, graphed=cell.way == GRAPHED)
         if cell.direction == INFERENCE:
             return Work(network, None, inputs, inference_step(called, inputs[0], plan.dtype))
         optimizer = torch.optim.AdamW(network.parameters(), fused=device.type == "cuda")
@@ -311,6 +311,12 @@ def create(name: str, images: Images) -> nn.Module:
         if "img_size" not in str(error):
             raise
     return timm.create_model(name, num_classes=CLASSES)
+
+
+def compiled(network: nn.Module, graphed: bool) -> Callable[[Tensor], Tensor]:
+    """The network compiled whole; graphed, its kernels are then launched as CUDA graphs."""
+    # Never with sizes left open: the kernels are to be those of the size that is measured.
+    return torch.compile(network, fullgraph=True, dynamic=False, mode="reduce-overhead" if graphed else "default")
 
 
 def inference_step(network: Callable[[Tensor], Tensor], images: Tensor, dtype: torch.dtype) -> Step:

@@ -15,8 +15,9 @@ from affinear.bench.measure import Clock
 
 INFERENCE, TRAINING = "inference", "training"
 DIRECTIONS = (INFERENCE, TRAINING)
-EAGER, COMPILED = "eager", "compiled"
-WAYS = (EAGER, COMPILED)
+EAGER, COMPILED, GRAPHED = "eager", "compiled", "graphed"
+WAYS = (EAGER, COMPILED, GRAPHED)
+CPU_WAYS = (EAGER, COMPILED)
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 SECONDS, QUICK_SECONDS = 2.0, 0.02
 TURNS, QUICK_TURNS = 5, 2
@@ -111,7 +112,7 @@ class ModelPlan:
         models: Names of networks; baselines come with them.
         sizes: What they are fed.
         directions: Inference, a training step, or both.
-        ways: Eager, compiled, or both.
+        ways: Eager, compiled, or graphed: compiled, and replayed as CUDA graphs, which spares the host its launches.
         dtype: Of autocast; float32 is without it.
         channels_last: Whether weights of convolutions and images have their channels last in memory.
         turns: How often networks that are compared take turns, so that a clock that drifts does so for all.
@@ -162,7 +163,7 @@ class Cell:
     Attributes:
         images: What they are fed.
         direction: Inference or training.
-        way: Eager or compiled.
+        way: Eager, compiled or graphed.
         names: The networks.
     """
 
@@ -204,7 +205,7 @@ def prepare(
         batch: Images at once: none for defaults, one for all sizes, or one for each size.
         dtype: Of autocast. None is bfloat16 on a GPU and float32, which is without autocast, on a CPU.
         compiled: Whether networks are measured compiled too. None does so on a GPU unless in a hurry.
-        only: Any of inference, training, eager, compiled, separated by commas.
+        only: Any of inference, training, eager, compiled, graphed, separated by commas.
         quick: Whether to do as little as still shows that everything works.
         seconds: About how long to measure one row.
         channels_last: The layout of convolutions and images in memory. None does so on a GPU.
@@ -222,7 +223,9 @@ def prepare(
     """
     on_gpu = torch.cuda.is_available()
     plan = _default(on_gpu, quick)
-    directions, ways = _chosen(only, plan.ways if compiled is None else WAYS if compiled else (EAGER,), compiled)
+    directions, ways = _chosen(
+        only, plan.ways if compiled is None else _ways(on_gpu) if compiled else (EAGER,), compiled, on_gpu
+    )
     return replace(
         plan,
         clock=Clock(plan.clock.device, plan.clock.seconds if seconds is None else _positive("seconds", seconds)),
@@ -252,12 +255,22 @@ def _default(on_gpu: bool, quick: bool) -> ModelPlan:
     return replace(plan, clock=clock, models=QUICK_MODELS, sizes=QUICK_SIZES, ways=(EAGER,), turns=QUICK_TURNS)
 
 
-def _chosen(only: str | None, ways: tuple[str, ...], compiled: bool | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _ways(on_gpu: bool) -> tuple[str, ...]:
+    return WAYS if on_gpu else CPU_WAYS
+
+
+def _chosen(
+    only: str | None, ways: tuple[str, ...], compiled: bool | None, on_gpu: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if only is None:
         return DIRECTIONS, ways
     names = {_known("only", name.strip(), (*DIRECTIONS, *WAYS)) for name in only.split(",")}
-    if COMPILED in names and compiled is False:
-        raise ValueError("only: expected no 'compiled' where compiled is False, got both; leave one of them out")
+    if compiled is False and names & {COMPILED, GRAPHED}:
+        raise ValueError(
+            f"only: expected no {COMPILED!r} or {GRAPHED!r} where compiled is False, got both; leave one of them out"
+        )
+    if GRAPHED in names and not on_gpu:
+        raise ValueError(f"only: expected no {GRAPHED!r} without a GPU, got it; take {COMPILED!r}")
     directions = tuple(name for name in DIRECTIONS if name in names) or DIRECTIONS
     return directions, tuple(name for name in WAYS if name in names) or ways
 

@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from affinear.bench.models_plan import COMPILED, DIRECTIONS, INFERENCE, TRAINING, Images
+from affinear.bench.models_plan import COMPILED, DIRECTIONS, GRAPHED, INFERENCE, TRAINING, Images
 from affinear.bench.report import NOTHING, milliseconds
 from affinear.bench.timing import Times
 
@@ -22,10 +22,14 @@ MB = 1e6
 # 224 pixels (7,871 and 2,881), 1.5 times at 512 x 2048 (85 and 31). They hold for one card only.
 CARD, CARD_DTYPE = "H200", "bfloat16"
 BARS: dict[tuple[str, Images, str, str], float] = {
-    ("mavit_tiny", Images(224, 224, 128), INFERENCE, COMPILED): 10200.0,
-    ("mavit_tiny", Images(224, 224, 128), TRAINING, COMPILED): 3750.0,
-    ("mavit_tiny_linear", Images(512, 2048, 4), INFERENCE, COMPILED): 127.5,
-    ("mavit_tiny_linear", Images(512, 2048, 4), TRAINING, COMPILED): 46.5,
+    (name, images, direction, way): bar
+    for way in (COMPILED, GRAPHED)
+    for name, images, direction, bar in (
+        ("mavit_tiny", Images(224, 224, 128), INFERENCE, 10200.0),
+        ("mavit_tiny", Images(224, 224, 128), TRAINING, 3750.0),
+        ("mavit_tiny_linear", Images(512, 2048, 4), INFERENCE, 127.5),
+        ("mavit_tiny_linear", Images(512, 2048, 4), TRAINING, 46.5),
+    )
 }
 
 
@@ -38,7 +42,7 @@ class ModelRow:
         baseline: The network it is compared with; None for one that is compared with nobody.
         images: What it is fed.
         direction: Inference or training.
-        way: Eager or compiled.
+        way: Eager, compiled or graphed.
         error: Why there are no times, in a sentence; empty where there are.
         parameters: How many numbers it learns, None where it could not be made.
         first_call_s: Seconds of the first step, with all that is compiled and tuned in it.

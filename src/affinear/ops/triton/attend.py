@@ -15,6 +15,7 @@ from .blocks import (
     operand,
     product,
     store_block,
+    times_state,
     token_product,
     token_sum,
     total,
@@ -161,13 +162,14 @@ def attend_kernel(
 @triton.jit
 def mean_and_features_gradient(
     p_do, p_value, p_cov, o_n, m_n, o_d, o_s, s_gn, s_gd, D, E, F, scale, b_do, b_value, b_high, b_low,
-    RELEASED: tl.constexpr, PRECISION: tl.constexpr, BE: tl.constexpr, E_BLOCKS: tl.constexpr, WHOLE: tl.constexpr,
+    RELEASED: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr, BE: tl.constexpr, E_BLOCKS: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
     """What the gradient of the answers has in common with the mean value, and with the scaled covariance."""
     b_df = tl.zeros((o_n.shape[0], o_d.shape[0]), tl.float32)
     b_mean = tl.zeros((o_n.shape[0],), tl.float32)
     if E_BLOCKS == 1:
-        b_df = product(b_do, tl.trans(b_high), tl.trans(b_low), b_df, PRECISION)
+        b_df = times_state(b_do, tl.trans(b_high), tl.trans(b_low), b_df, PRECISION, ROUND)
         if RELEASED:
             b_mean = tl.sum(b_do.to(tl.float32) * b_value[None, :], 1)
     else:
@@ -177,7 +179,7 @@ def mean_and_features_gradient(
             b_cov = tl.load(p_cov + o_s[:, None] * E + o_e[None, :], mask=m_cov, other=0.0)
             b_other_high, b_other_low = halves(scale * b_cov, PRECISION)
             b_other = load_block(p_do, o_n, m_n, s_gn, o_e, s_gd, E, WHOLE)
-            b_df = product(b_other, tl.trans(b_other_high), tl.trans(b_other_low), b_df, PRECISION)
+            b_df = times_state(b_other, tl.trans(b_other_high), tl.trans(b_other_low), b_df, PRECISION, ROUND)
             if RELEASED:
                 b_other_value = tl.load(p_value + o_e, mask=o_e < E, other=0.0)
                 b_mean += tl.sum(b_other.to(tl.float32) * b_other_value[None, :], 1)
@@ -200,7 +202,7 @@ def attend_backward_block(
     b_do = load_block(p_do, o_n, m_n, s_gn, i_e * BE + tl.arange(0, BE), s_gd, E, WHOLE)
     b_mean, b_df = mean_and_features_gradient(
         p_do, p_value, p_cov, o_n, m_n, o_d, o_s, s_gn, s_gd, D, E, F, scale, b_do, b_value, b_high, b_low,
-        RELEASED, PRECISION, BE, E_BLOCKS, WHOLE,
+        RELEASED, PRECISION, ROUND, BE, E_BLOCKS, WHOLE,
     )  # fmt: skip
     b_gain, b_slope = gain(b_z, GAIN, RELEASED)
     b_dz = b_slope * tl.sum(b_r * b_df, 1)

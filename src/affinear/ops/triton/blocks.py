@@ -102,6 +102,29 @@ def halves(b_x, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def unit_of(b_most):
+    """A power of two near these magnitudes, and its inverse: multiplying by it rounds nothing."""
+    # Only exponents differ. Within these limits both are normal numbers, for zero magnitudes too.
+    b_bits = b_most.to(tl.int32, bitcast=True) & 0x7F800000
+    b_bits = tl.minimum(tl.maximum(b_bits, 0x00800000), 0x7E800000)
+    return b_bits.to(tl.float32, bitcast=True), (0x7F000000 - b_bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def factors(b_x, PRECISION: tl.constexpr, FINE: tl.constexpr):
+    """A state as a second factor: its halves, and one; FINE, the upper half, the state over a unit, and that unit.
+
+    FINE numbers are float16, with three more bits than bfloat16. See `times_state` and `times_features`.
+    """
+    b_high, b_low = halves(b_x, PRECISION)
+    unit = 1.0
+    if FINE:
+        unit, inverse = unit_of(tl.max(tl.max(tl.abs(b_x), 1), 0))
+        b_low = (b_x * inverse).to(tl.float16)
+    return b_high, b_low, unit
+
+
+@triton.jit
 def dot(b_a, b_b, b_acc, PRECISION: tl.constexpr):
     """One product of matrix units, added to float32 sums."""
     if PRECISION != "split":
@@ -127,6 +150,26 @@ def product(b_a, b_high, b_low, b_acc, PRECISION: tl.constexpr):
         b_acc = dot(b_a_high, b_low, b_acc, PRECISION)
         b_acc = dot(b_a_high, b_high, b_acc, PRECISION)
     return b_acc
+
+
+@triton.jit
+def times_state(b_x, b_high, b_low, b_acc, PRECISION: tl.constexpr, ROUND: tl.constexpr):
+    """`b_acc` and the product of tokens, as they were loaded, with a state from `halves` or `factors`.
+
+    What comes of it are gradients: where they are rounded to 8 bits in the end, the first 8 of the state will do.
+    """
+    return dot(b_x, b_high, b_acc, PRECISION) if ROUND else product(b_x, b_high, b_low, b_acc, PRECISION)
+
+
+@triton.jit
+def times_features(b_f, b_high, b_low, unit, PRECISION: tl.constexpr, ROUND: tl.constexpr, FINE: tl.constexpr):
+    """The product of computed numbers with a state from `factors`, FINE or not."""
+    b_zero = tl.zeros((b_f.shape[0], b_high.shape[1]), tl.float32)
+    if FINE:
+        b_unit, b_inverse = unit_of(tl.max(tl.abs(b_f), 1, keep_dims=True))
+        return dot((b_f * b_inverse).to(tl.float16), b_low, b_zero, PRECISION) * (b_unit * unit)
+    else:
+        return product(operand(b_f, ROUND), b_high, b_low, b_zero, PRECISION)
 
 
 @triton.jit

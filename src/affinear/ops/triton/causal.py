@@ -631,7 +631,13 @@ class Shape(NamedTuple):
 
 @cache
 def shape_for(
-    head_dim: int, value_dim: int, features: int, itemsize: int, segment: int | None = None, roomy: bool = True
+    head_dim: int,
+    value_dim: int,
+    features: int,
+    itemsize: int,
+    segment: int | None = None,
+    roomy: bool = True,
+    forward: bool = True,
 ) -> Shape:
     """Shapes for heads of this width whose map makes so many features of a channel; a segment suits any chip."""
     width, values = (max(16, triton.next_power_of_2(x)) for x in (head_dim, value_dim))
@@ -641,7 +647,10 @@ def shape_for(
     fits, chunk = (FITS // 4, 16) if itemsize == 4 else (FITS, 64) if roomy else (FITS // 2, 16)
     if wide > 128 and chunk == 64:
         chunk = 32 if wide == 256 else 16
-    values = min(values, max(16, fits // wide))
+    # Of two groups of four warps each would compute a whole chunk: they share out rows, and 64 is what one group takes.
+    # The backward pass has more to keep than one can hold.
+    few = narrow or (forward and chunk == 64)
+    values = min(values, max(16, fits // wide), 64 if few else values)
     return Shape(
         chunk=chunk,
         channels=width,
@@ -649,7 +658,7 @@ def shape_for(
         values=values,
         blocks=triton.cdiv(value_dim, values),
         segment=segment or (1024 if narrow else 2048),
-        warps=4 if narrow and itemsize == 2 else 8,
+        warps=4 if few and itemsize == 2 else 8,
         stages=2 if wide <= 256 else 1,
     )
 
@@ -704,7 +713,7 @@ def plan_for(
     """Everything that follows from shapes alone."""
     batch, length, heads, width = query.shape
     groups, values = value.shape[2:]
-    shape = shape_for(width, values, rule.blocks, query.element_size(), segment, is_roomy())
+    shape = shape_for(width, values, rule.blocks, query.element_size(), segment, is_roomy(), grad is None)
     if cu_seqlens is None:
         sequences, slots = batch, batch * max(-(-length // shape.segment), 1)
     else:

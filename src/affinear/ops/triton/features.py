@@ -14,7 +14,7 @@ from triton.language.extra import libdevice
 from triton.language.target_info import is_hip
 
 from ..mechanisms import NALA_OFFSET, NALA_PHASE, NALA_POWER
-from .blocks import INTERPRETED
+from .blocks import INTERPRETED, unit_of
 
 # Constants stand to the right of blocks: the interpreter takes a constant times a block for a constant.
 POWER: tl.constexpr = tl.constexpr(NALA_POWER)  # three: where it stands for the keys' power, they are multiplied out
@@ -95,12 +95,9 @@ def _relu(b_x):
 @triton.jit
 def _scaled(b_x):
     """Rows over a power of two near their largest magnitude, that power, and its inverse."""
-    # Powers of two round nothing, and need no division: only exponents differ. Norms of what they leave neither over-
-    # nor underflow. Within these limits the power and its inverse are both normal numbers, for zero rows too.
-    b_bits = tl.max(tl.abs(b_x), 1, keep_dims=True).to(tl.int32, bitcast=True) & 0x7F800000
-    b_bits = tl.minimum(tl.maximum(b_bits, 0x00800000), 0x7E800000)
-    b_inverse = (0x7F000000 - b_bits).to(tl.float32, bitcast=True)
-    return b_x * b_inverse, b_bits.to(tl.float32, bitcast=True), b_inverse
+    # Norms of what is left neither over- nor underflow.
+    b_unit, b_inverse = unit_of(tl.max(tl.abs(b_x), 1, keep_dims=True))
+    return b_x * b_inverse, b_unit, b_inverse
 
 
 @triton.jit

@@ -239,7 +239,8 @@ def summarize_tokens_backward(
     grad_key = torch.empty(batch, length, heads, width, dtype=key.dtype, device=key.device)
     grad_value = torch.empty(batch, length, heads, values, dtype=key.dtype, device=key.device)
     mask, mask_strides = _mask(call, key)
-    bn = options_for("summarize_backward", b, key.element_size()).BN
+    options = options_for("summarize_backward", b, key.element_size())
+    bn, fine = options.BN, options.fine and key.dtype == torch.bfloat16
     rows, rotary = share_rows(length, number * heads, bn, key.device), call.turns is not None
     start(
         summarize.summarize_backward_kernel, (number * heads, triton.cdiv(max(length, 1), rows), 1),
@@ -247,7 +248,7 @@ def summarize_tokens_backward(
          grad, grad_key, grad_value),
         (*key.stride(), *value.stride(), *mask_strides, length, length, rows, heads),
         MAP=call.rule.map, ROTARY=rotary, MASKED=call.mask is not None, PACKED=call.bounds_k is not None,
-        D=width, E=values, F=features, E_BLOCKS=b.e_blocks, PIN=_pin(bn < 64),
+        D=width, E=values, F=features, E_BLOCKS=b.e_blocks, FINE=fine, PIN=_pin(bn < 64),
         **_build("summarize_backward", b, key.dtype, rotary),
     )  # fmt: skip
     return grad_key, grad_value

@@ -17,12 +17,15 @@ class Options:
         warps: Warps of a program.
         stages: Blocks of tokens in flight, and one.
         registers: Most registers of a thread; None leaves it to the compiler.
+        fine: Whether bfloat16 tokens have the state in float16 instead of two halves. Of the two products that these
+            take, each of two groups of four warps would do all: the compiler keeps a product and its sequel together.
     """
 
     BN: int
     warps: int
     stages: int
     registers: int | None = None
+    fine: bool = False
 
 
 # Largest product of features and value channels in a program.
@@ -48,7 +51,7 @@ OPTIONS = {
         "attention": Options(32, 4, 3),
         "attend": Options(64, 4, 2),
         "attend_backward": Options(32, 8, 3),
-        "summarize_backward": Options(32, 8, 3, 128),
+        "summarize_backward": Options(64, 8, 3, fine=True),
     },
     "wide": dict.fromkeys(
         ("summarize", "attention", "attend", "attend_backward", "summarize_backward"),

@@ -7,14 +7,15 @@ import triton.language as tl
 
 from .blocks import (
     channels,
-    halves,
+    factors,
     load_block,
     load_turns,
     no_sum,
     operand,
     pin,
-    product,
     store_block,
+    times_features,
+    times_state,
     token_product,
     token_sum,
     total,
@@ -173,16 +174,17 @@ def summarize_kernel(
 @triton.jit
 def summarize_backward_block(
     p_k, p_v, p_mask, p_turns, p_value, p_dk, p_dv, p_grad, i_sg, i_n, stop, o_n, o_d, o_s,
-    s_kn, s_kd, s_vn, s_vd, s_m, s_dk, s_dv, D, E, F, share, b_centre, b_dplain, b_dturned, b_dvalue, b_high, b_low,
+    s_kn, s_kd, s_vn, s_vd, s_m, s_dk, s_dv, D, E, F,
+    share, b_centre, b_dplain, b_dturned, b_dvalue, b_high, b_low, unit,
     MAP: tl.constexpr, ROTARY: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
-    BD: tl.constexpr, BE: tl.constexpr, E_BLOCKS: tl.constexpr, PIN: tl.constexpr, WHOLE: tl.constexpr,
+    FINE: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, E_BLOCKS: tl.constexpr, PIN: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one block of keys and values."""
     m_n = visible_rows(p_mask, i_n, o_n, stop, s_m, MASKED)
     b_k, b_f, b_r, b_cos, b_sin = key_block(
         p_k, p_turns, i_n, o_n, m_n, s_kn, o_d, s_kd, D, MAP, ROTARY, PRECISION == "split", PIN, BD, WHOLE
     )
-    b_c = operand(b_r - b_centre[None, :], ROUND)
     b_df = tl.zeros(b_r.shape, tl.float32)
     for i_e in tl.static_range(E_BLOCKS):
         o_e = i_e * BE + tl.arange(0, BE)
@@ -190,11 +192,11 @@ def summarize_backward_block(
         if E_BLOCKS > 1:
             _dplain, _dturned, b_dvalue, b_dcov = load_gradient(p_grad, i_sg, o_s, o_d < D, o_e, F, E, ROTARY)
             b_dvalue *= share
-            b_high, b_low = halves(b_dcov * share, PRECISION)
+            b_high, b_low, unit = factors(b_dcov * share, PRECISION, FINE)
         if PRECISION != "split":
             b_v = b_v - tl.load(p_value + o_e, mask=o_e < E, other=0.0)[None, :]
-        b_df = product(b_v, tl.trans(b_high), tl.trans(b_low), b_df, PRECISION)
-        b_dv = product(b_c, b_high, b_low, tl.zeros((b_r.shape[0], BE), tl.float32), PRECISION) + b_dvalue[None, :]
+        b_df = times_state(b_v, tl.trans(b_high), tl.trans(b_low), b_df, PRECISION, ROUND)
+        b_dv = times_features(b_r - b_centre[None, :], b_high, b_low, unit, PRECISION, ROUND, FINE) + b_dvalue[None, :]
         if MASKED:
             b_dv = tl.where(m_n[:, None], b_dv, 0.0)
         store_block(p_dv + tl.cast(i_n, tl.int64) * s_dv, b_dv, o_n, i_n + o_n < stop, s_dv, o_e, E, WHOLE)
@@ -212,9 +214,9 @@ def summarize_backward_block(
 def summarize_backward_rows(
     p_k, p_v, p_mask, p_turns, p_value, p_dk, p_dv, p_grad, i_sg, start, stop,
     s_kn, s_kd, s_vn, s_vd, s_m, s_dk, s_dv, D, E, F,
-    share, b_centre, b_dplain, b_dturned, b_dvalue, b_high, b_low,
+    share, b_centre, b_dplain, b_dturned, b_dvalue, b_high, b_low, unit,
     MAP: tl.constexpr, ROTARY: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
-    BN: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, E_BLOCKS: tl.constexpr,
+    FINE: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, E_BLOCKS: tl.constexpr,
     PIN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Gradients of some keys and values from those of their state, which come divided by the count.
@@ -229,20 +231,21 @@ def summarize_backward_rows(
         summarize_backward_block(
             p_k, p_v, p_mask, p_turns, p_value, p_dk, p_dv, p_grad, i_sg, whole, stop, o_n, o_d, o_s,
             s_kn, s_kd, s_vn, s_vd, s_m, s_dk, s_dv, D, E, F, share, b_centre, b_dplain, b_dturned, b_dvalue,
-            b_high, b_low, MAP, ROTARY, MASKED, PRECISION, ROUND, BD, BE, E_BLOCKS, PIN, False,
+            b_high, b_low, unit, MAP, ROTARY, MASKED, PRECISION, ROUND, FINE, BD, BE, E_BLOCKS, PIN, False,
         )  # fmt: skip
     for i_n in tl.range(start, whole, BN, num_stages=STAGES):
         summarize_backward_block(
             p_k, p_v, p_mask, p_turns, p_value, p_dk, p_dv, p_grad, i_sg, i_n, stop, o_n, o_d, o_s,
             s_kn, s_kd, s_vn, s_vd, s_m, s_dk, s_dv, D, E, F, share, b_centre, b_dplain, b_dturned, b_dvalue,
-            b_high, b_low, MAP, ROTARY, MASKED, PRECISION, ROUND, BD, BE, E_BLOCKS, PIN, not MASKED,
+            b_high, b_low, unit, MAP, ROTARY, MASKED, PRECISION, ROUND, FINE, BD, BE, E_BLOCKS, PIN, not MASKED,
         )  # fmt: skip
 
 
 @triton.jit
 def key_gradients(
     p_count, p_plain, p_turned, p_value, p_grad, i_sg, D, E, F, ROTARY: tl.constexpr, PRECISION: tl.constexpr,
-    BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, E_BLOCKS: tl.constexpr,
+    ROUND: tl.constexpr, FINE: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
+    E_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """What `summarize_backward_rows` needs of one state and its gradient.
 
@@ -257,12 +260,14 @@ def key_gradients(
         o_e = i_e * BE + tl.arange(0, BE)
         b_mean = tl.load(p_value + tl.cast(i_sg, tl.int64) * E + o_e, mask=o_e < E, other=0.0)
         b_dplain, b_dturned, b_dvalue, b_dcov = load_gradient(p_grad, i_sg, o_s, m_f, o_e, F, E, ROTARY)
+        b_high, b_low, unit = factors(b_dcov * share, PRECISION, FINE)
         if PRECISION == "split":
-            b_shift += tl.sum(b_dcov * b_mean[None, :], 1)
+            # As it is rounded, so that a common part of the values drops out exactly, however large.
+            b_seen = b_high.to(tl.float32) if ROUND else b_dcov * share
+            b_shift += tl.sum(b_seen * b_mean[None, :], 1)
     if not ROTARY:  # then there is but one gradient of mean features, and the other is not looked at
         b_dturned = b_dplain
-    b_high, b_low = halves(b_dcov * share, PRECISION)
-    return share, b_centre, b_dplain * share, (b_dturned - b_shift) * share, b_dvalue * share, b_high, b_low
+    return share, b_centre, b_dplain * share, b_dturned * share - b_shift, b_dvalue * share, b_high, b_low, unit
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -270,8 +275,9 @@ def summarize_backward_kernel(
     p_k, p_v, p_mask, p_bounds, p_turns, p_count, p_plain, p_turned, p_value, p_grad, p_dk, p_dv,
     s_kb, s_kn, s_kh, s_kd, s_vb, s_vn, s_vh, s_vd, s_mb, s_mn, length, tokens, rows, G,
     MAP: tl.constexpr, ROTARY: tl.constexpr, MASKED: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
-    ROUND: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
-    BF: tl.constexpr, BE: tl.constexpr, E_BLOCKS: tl.constexpr, PIN: tl.constexpr, STAGES: tl.constexpr,
+    ROUND: tl.constexpr, FINE: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr,
+    BN: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, E_BLOCKS: tl.constexpr,
+    PIN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Gradients of `rows` keys and values of one sequence and head."""
     i_sg = tl.program_id(0)
@@ -280,14 +286,15 @@ def summarize_backward_kernel(
     start = tl.program_id(1) * rows
     if start >= length:
         return
-    share, b_centre, b_dplain, b_dturned, b_dvalue, b_high, b_low = key_gradients(
-        p_count, p_plain, p_turned, p_value, p_grad, i_sg, D, E, F, ROTARY, PRECISION, BD, BF, BE, E_BLOCKS
-    )
+    share, b_centre, b_dplain, b_dturned, b_dvalue, b_high, b_low, unit = key_gradients(
+        p_count, p_plain, p_turned, p_value, p_grad, i_sg, D, E, F, ROTARY, PRECISION, ROUND, FINE, BD, BF, BE,
+        E_BLOCKS,
+    )  # fmt: skip
     summarize_backward_rows(
         p_k + i_b * s_kb + first * s_kn + i_g * s_kh, p_v + i_b * s_vb + first * s_vn + i_g * s_vh,
         p_mask + i_b * s_mb, p_turns + first * D, p_value + tl.cast(i_sg, tl.int64) * E,
         p_dk + ((i_b * tokens + first) * G + i_g) * D, p_dv + ((i_b * tokens + first) * G + i_g) * E, p_grad, i_sg,
         start, tl.minimum(start + rows, length), s_kn, s_kd, s_vn, s_vd, s_mn, G * D, G * E, D, E, F,
-        share, b_centre, b_dplain, b_dturned, b_dvalue, b_high, b_low,
-        MAP, ROTARY, MASKED, PRECISION, ROUND, BN, BD, BF, BE, E_BLOCKS, PIN, STAGES,
+        share, b_centre, b_dplain, b_dturned, b_dvalue, b_high, b_low, unit,
+        MAP, ROTARY, MASKED, PRECISION, ROUND, FINE, BN, BD, BF, BE, E_BLOCKS, PIN, STAGES,
     )  # fmt: skip
