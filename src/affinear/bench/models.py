@@ -225,8 +225,9 @@ class Entrant:
         self.rough_ms = timing.time_once(self.work.step, device)
         if device.type == "cuda" or self.rough_ms <= timing.SLOW_MS:  # the second step may still have been tuning
             self.rough_ms = min(timing.time_once(self.work.step, device) for _ in range(3))
-        beyond = timing.peak_bytes(self.work.bare_step, device)
-        self.peak = None if beyond is None else beyond + self.work.resident
+        if self.cell.way != GRAPHED:  # graphs have memory of their own, taken before any step
+            beyond = timing.peak_bytes(self.work.bare_step, device)
+            self.peak = None if beyond is None else beyond + self.work.resident
 
     def take_turn(self) -> None:
         """Time some steps, at least one."""

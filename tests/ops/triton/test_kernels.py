@@ -420,7 +420,9 @@ def last(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("layout", [transposed, spread, last])
 @pytest.mark.parametrize("one_launch", [True, False])
-def test_strides_are_read_as_they_are(layout: Callable[[Tensor], Tensor], one_launch: bool, make: Make, solve: Solve):
+def test_strides_are_read_as_they_are(
+    layout: Callable[[Tensor], Tensor], one_launch: bool, make: Make, solve: Solve, relative_error: Error
+):
     problem = make(batch=2, queries=9, keys=35, heads=2)
     mask = torch.arange(35, device=DEVICE) % 5 != 0
     problem = replace(problem, mask=mask.expand(2, -1))
@@ -430,7 +432,8 @@ def test_strides_are_read_as_they_are(layout: Callable[[Tensor], Tensor], one_la
     for x, other in zip(
         solve(problem, one_launch), solve(replace(problem, **laid, mask=other_mask), one_launch), strict=True
     ):
-        assert torch.equal(x, other)
+        # Compiled, channels that do not lie side by side go to other threads, and are summed in another order.
+        assert torch.equal(x, other) or (COMPILED and layout is spread and relative_error(x, other) < 1e-6)
 
 
 @pytest.mark.parametrize("one_launch", [True, False])

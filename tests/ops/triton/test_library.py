@@ -301,7 +301,10 @@ def test_strides_are_read_as_they_are(randn: Randn):
     strided[2] = torch.stack((strided[2], strided[2]), dim=-1)[..., 0]
     state = library.OPERATORS["summarize"](*inputs[1:], None, None, None, "elu")
     spread = [torch.stack((x, x), dim=-1)[..., 0] for x in state]
-    torch.testing.assert_close(operate(*strided, {}), operate(*inputs, {}), rtol=0, atol=0)
+    # Compiled, values that do not lie side by side go to other threads, and are summed in another order.
+    torch.testing.assert_close(
+        operate(*strided, {}), operate(*inputs, {}), rtol=0, atol=1e-6 if DEVICE == "cuda" else 0
+    )
     answers = (library.OPERATORS["attend"](inputs[0], *in_order(x), None, None, None, *RULE) for x in (state, spread))
     torch.testing.assert_close(*answers, rtol=0, atol=0)
 

@@ -460,19 +460,20 @@ def merge_segments_kernel(
         )  # fmt: skip
     for i_seg in range(number):
         i = (slot + i_seg) * x.G + i_sg % x.G
+        # Of the last segment there are no moments; what lies there is read, and not used.
+        n, b_plain2, b_turned2, b_value2, b_cov2 = load_moments(
+            parts.count, parts.key_mean, parts.rotated_key_mean, parts.value_mean, parts.covariance,
+            i, o_s, o_s < x.F, o_e, x.F, x.E, ROTARY,
+        )  # fmt: skip
+        tl.debug_barrier()  # the covariance before a segment is written over that of the segment
         store_moments(
             past.count, past.key_mean, past.rotated_key_mean, past.value_mean, past.covariance,
             i, count, b_plain, b_turned, b_value, b_cov, o_s, o_s < x.F, o_e, x.F, x.E, i_e == 0, i_r == 0, ROTARY,
         )  # fmt: skip
-        if i_seg < number - 1:
-            n, b_plain2, b_turned2, b_value2, b_cov2 = load_moments(
-                parts.count, parts.key_mean, parts.rotated_key_mean, parts.value_mean, parts.covariance,
-                i, o_s, o_s < x.F, o_e, x.F, x.E, ROTARY,
-            )  # fmt: skip
-            _n, b_plain, b_turned, b_value, b_cov = merge_moments(
-                count.to(tl.float32), b_plain, b_turned, b_value, b_cov, n, b_plain2, b_turned2, b_value2, b_cov2
-            )
-            count += n.to(tl.int64)
+        _n, b_plain, b_turned, b_value, b_cov = merge_moments(
+            count.to(tl.float32), b_plain, b_turned, b_value, b_cov, n, b_plain2, b_turned2, b_value2, b_cov2
+        )
+        count += n.to(tl.int64)
 
 
 # Answers
@@ -741,8 +742,8 @@ def plan_for(
     return Plan(shape, x, sequences, slots, length > shape.segment, constants)
 
 
-def new_statistics(plan: Plan, number: int) -> Statistics:
-    """Room for some states."""
+def new_statistics(plan: Plan, number: int, covariance: Tensor | None = None) -> Statistics:
+    """Room for some states, the covariances in what is there for them, if anything is."""
     x = plan.x
 
     def empty(*shape: int) -> Tensor:
@@ -752,7 +753,7 @@ def new_statistics(plan: Plan, number: int) -> Statistics:
         count=torch.empty(number, x.G, dtype=torch.int64, device=x.p_q.device),
         key_mean=empty(x.F),
         value_mean=empty(x.E),
-        covariance=empty(x.F, x.E),
+        covariance=empty(x.F, x.E) if covariance is None else covariance,
         rotated_key_mean=None if x.p_turns is None else empty(x.F),
     )
 
@@ -803,7 +804,8 @@ def forward(
     past, x, shape = past_of(saved, initial), plan.x, plan.shape
     grid = plan.programs, shape.blocks
     if plan.several:
-        parts = new_statistics(plan, plan.slots)
+        # Most of a state is its covariance: what came before a segment takes the place of the segment's own.
+        parts = new_statistics(plan, plan.slots, past.covariance)
         sum_segments_kernel[grid](x, parts, **plan.constants)
         rows, columns = 16, min(shape.values, 128)
         merge_segments_kernel[plan.sequences * x.G, triton.cdiv(x.F, rows), triton.cdiv(x.E, columns)](
