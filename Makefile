@@ -27,8 +27,8 @@ docs: export NO_MKDOCS_2_WARNING = 1
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY) ## show how each mechanism's attention changes with the query's magnitude
-	$(BIN)/affinear demo
+demo: $(READY) ## train one small network per attention on real digits and compare them (ARGS="--seeds 5")
+	$(BIN)/affinear compare $(ARGS)
 
 test: lint $(OLDEST)/.ready ## lint, check types, run every test (ARGS="-k state" picks some)
 	$(BIN)/python -m pytest -n 2 --ignore=tests/gpu $(ARGS)
@@ -60,10 +60,10 @@ clean: ## remove the environment and everything built
 	find src tests scripts -name __pycache__ -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt scripts/cpu_torchvision.py
-	@echo "Setting up .venv: 1.5 GB, one to three minutes, once."
+	@echo "Setting up .venv: 2 GB, two to four minutes, once."
 	$(PYTHON) -m venv .venv
 	$(PIP) hatchling editables
-	$(PIP) --no-build-isolation -e ".[vision,export,lens,dev,docs]"
+	$(PIP) --no-build-isolation -e ".[vision,export,lens,train,datasets,dev,docs]"
 	$(BIN)/python scripts/cpu_torchvision.py
 	@touch $@
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import contextmanager
 from importlib.util import find_spec
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     import typer
 
     from affinear.lens.files import Placed
+    from affinear.train import Run
+    from affinear.train.compare import Results
 
 NEEDS = ("typer", "rich", "matplotlib")
 FORMATS = (".png", ".svg", ".pdf")
+TRAINING = ("timm", "accelerate", "safetensors", "torchvision", "PIL", "numpy")
 
 
 def main() -> None:
@@ -40,6 +45,10 @@ def build_app() -> typer.Typer:
     app.command()(models)
     app.command()(convert)
     app.command()(export)
+    app.command()(train)
+    app.command("eval")(evaluate)
+    app.command()(predict)
+    app.command()(compare)
     lens = typer.Typer()
     lens.callback(invoke_without_command=True)(lens_microscope)
     lens.command("figures")(lens_figures)
@@ -206,6 +215,269 @@ def export(
     saved = _keeper(output, "network", force)(exported.content)
     print(f"May vary: {', '.join(exported.dynamic)}. Largest relative error against torch: {exported.error:.1e}.")
     print(_told(saved.path, saved.written, output, "network"))
+
+
+def train(
+    model: Annotated[str, typer.Argument(help="A network, such as mavit_tiny, or any of timm's.")],
+    data: Annotated[str, typer.Option(help="Images: a folder with train/ and val/, CIFAR or idx files, or 'digits'.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder of the run; runs/MODEL-DATA if not given.")
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="Recipe by name; if not given, the network's published one.")
+    ] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="Any field of the recipe: field=value; may be given again.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the images.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images of one step, over all processes.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate; if not given, the recipe's, by batch.")] = None,
+    image_size: Annotated[str | None, typer.Option(help="Side, or height x width: 224 or 192x256.")] = None,
+    precision: Annotated[str | None, typer.Option(help="no, bf16 or fp16; bf16 on a GPU if not given.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that read images.")] = None,
+    compiled: Annotated[
+        bool | None, typer.Option("--compile/--no-compile", help="torch.compile; if not given, on a GPU.")
+    ] = None,
+    model_arg: Annotated[
+        list[str] | None, typer.Option(help="name=value for the network's making; may be given again.")
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(help="Weights to begin with, .safetensors or released.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume/--no-resume", help="Continue a run in the folder; or refuse to if there is one.")
+    ] = True,
+    force: Annotated[bool, typer.Option("--force", help="With --no-resume: remove the run in the folder.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and the recipe, and stop.")] = False,
+) -> None:
+    """Train a network on images; run the same command again to continue after any interruption.
+
+    On several GPUs: torchrun --nproc-per-node 4 -m affinear.cli train ..., or accelerate launch.
+    """
+    _require("train", *TRAINING)
+    from affinear.train import Run, devices, progress, published
+    from affinear.train import recipe as recipes
+    from affinear.train import train as run_training
+
+    plain = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "lr": lr,
+        "precision": precision,
+        "seed": seed,
+        "workers": workers,
+        "compile": compiled,
+    }
+    with _told_in_a_sentence():
+        changes = {**recipes.parse(setting or []), **{k: v for k, v in plain.items() if v is not None}}
+        if image_size is not None:
+            changes["image_size"] = recipes.parse_size(image_size)
+        chosen = published.recipe_for(model, recipe, **changes)
+        where = output or Path("runs") / f"{model}-{Path(data).name or 'data'}"
+        run = Run(model, data, where, chosen, _model_args(model_arg or []), weights)
+        if dry_run:
+            _print_plan(run)
+            return
+        result = run_training(run, resume=resume, force=force, progress=progress.for_people())
+        devices.part()
+    if _is_first():
+        for name in result.skipped_names:
+            print(f"Skipped, because it cannot be read: {name}", file=sys.stderr)
+        skipped = f" Images that could not be read: {result.skipped}." if result.skipped else ""
+        print(
+            f"top-1 {result.top1:.2%}, top-5 {result.top5:.2%} after {len(result.epochs)} epochs; best "
+            f"{result.best_top1:.2%} after epoch {result.best_epoch}. {result.images_per_second:,.0f} images/s."
+            + skipped
+        )
+        print(f"Best weights: {result.weights}")
+
+
+def evaluate(
+    source: Annotated[Path, typer.Argument(help="Folder of a run, or a file of weights.")],
+    data: Annotated[str, typer.Option(help="Images, as for `affinear train`; the test half is taken.")],
+    model: Annotated[str | None, typer.Option(help="The network, for weights that do not tell.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Images at a time.")] = None,
+    image_size: Annotated[str | None, typer.Option(help="Side, or height x width, if not that of training.")] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that read images.")] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Measure trained weights on test images: top-1, top-5, loss, and each class by itself."""
+    _require("train", *TRAINING)
+    import json
+    from dataclasses import asdict
+
+    from affinear.train import evaluate as measure
+    from affinear.train import recipe as recipes
+
+    with _told_in_a_sentence():
+        size = None if image_size is None else recipes.parse_size(image_size)
+        score = measure(source, data, model=model, batch_size=batch_size, workers=workers, image_size=size)
+    if not _is_first():
+        return
+    for name in score.skipped:
+        print(f"Skipped, because it cannot be read: {name}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(asdict(score), indent=2, ensure_ascii=False))
+        return
+    for part in score.classes:
+        print(f"{part.top1:8.2%}  of {part.images:6}  {part.name}")
+    print(f"top-1 {score.top1:.2%}, top-5 {score.top5:.2%}, loss {score.loss:.4f}, {score.images} images")
+
+
+def predict(
+    images: Annotated[list[Path], typer.Argument(help="Files of images.")],
+    weights: Annotated[Path, typer.Option(help="Folder of a run, or a file of weights.")],
+    model: Annotated[str | None, typer.Option(help="The network, for weights that do not tell.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many guesses for each image.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
+) -> None:
+    """Tell what images show, with the likeliest classes first.
+
+    An image that cannot be read gets a line that says so; the others are answered, and the exit code is 1.
+    """
+    _require("train", *TRAINING)
+    import json
+    from dataclasses import asdict
+
+    from affinear.train import load_trained
+    from affinear.train.predict import predict as guesses
+
+    found: list[dict[str, Any]] = []
+    with _told_in_a_sentence():
+        for answer in guesses(load_trained(weights, model), images, top=top):
+            found.append(asdict(answer))
+            if as_json:
+                continue
+            if answer.error is not None:
+                print(f"{answer.image}: {answer.error}")
+            else:
+                print(f"{answer.image}: " + ", ".join(f"{g.name} {g.probability:.1%}" for g in answer.guesses))
+    if as_json:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+    if any(answer["error"] is not None for answer in found):
+        sys.exit(1)
+
+
+def compare(
+    data: Annotated[str, typer.Option(help="Images, as for `affinear train`; 'digits' are always at hand.")] = "digits",
+    model: Annotated[
+        str, typer.Option(help="affinear_trunk_micro, affinear_trunk_cifar, or any network of ours or timm's.")
+    ] = "affinear_trunk_micro",
+    mechanisms: Annotated[
+        str | None, typer.Option(help="What to compare, with commas, such as softmax,mala+rotary,mala_layer.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="How many, such as 3, or which, such as 0,1,2.")] = "2",
+    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the images.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder of the comparison; runs/compare if not given.")
+    ] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="Any field of the recipe: field=value; may be given again.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many images of each half.")] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=0, help="Networks trained at a time; one per core if not given, 0: in this process."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One seed, two epochs: whether it works.")] = False,
+) -> None:
+    """Train the same network once per attention and seed, and say which differences are real: the papers' experiment.
+
+    Without options: scikit-learn's digits, six attentions with and without rotary positions, two seeds. The same
+    command goes on after an interruption, and does not train again what is through.
+    """
+    _require("train", *TRAINING)
+    from affinear.train import compare as comparisons
+    from affinear.train import compare_screen as screens
+    from affinear.train import recipe as recipes
+
+    with _told_in_a_sentence():
+        changes = {**recipes.parse(setting or []), **({"epochs": epochs} if epochs else {})}
+        chosen = 1 if quick else comparisons.parse_seeds(seeds)
+        where = output or Path("runs", "compare-quick" if quick else "compare")
+        names = None if mechanisms is None else mechanisms.split(",")
+        if quick:
+            changes = {"epochs": comparisons.QUICK_EPOCHS, **changes}
+        plan = comparisons.prepare(data, model, names, chosen, where, limit=limit, jobs=jobs, **changes)
+        results = comparisons.run(plan, screens.for_people())
+    if results.outcomes:
+        _print_results(results)
+    if results.interrupted:
+        print(f"Stopped and saved after {len(results.outcomes)} of {len(plan.cells)} cells. The same command goes on.")
+        sys.exit(130)
+
+
+def _print_results(results: Results) -> None:
+    from rich.console import Console
+
+    from affinear.train import compare as comparisons
+    from affinear.train import compare_screen as screens
+
+    told = comparisons.conclusions(results)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    console.print(screens.table(told.summaries))
+    console.print(screens.LEGEND, style="dim", width=min(console.width, 120))
+    print()
+    for finding in told.findings:
+        if finding.decided:
+            console.print(finding.sentence, markup=False)
+    for sentence in told.limits:
+        console.print(sentence, markup=False)
+    print(f"Report: {results.comparison.output / comparisons.REPORT}")
+
+
+def _print_plan(run: Run) -> None:
+    from affinear.train import plan as plans
+
+    planned = plans.plan(run)
+    if _is_first():
+        print(plans.in_words(planned))
+        print(f"recipe         {planned.run.recipe.to_json()}")
+
+
+def _model_args(given: list[str]) -> dict[str, Any]:
+    from affinear.train.recipe import parse_value
+
+    found: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise ValueError(f"--model-arg: expected name=value, such as depth=6, got {text!r}")
+        found[name.strip().replace("-", "_")] = parse_value(value.strip())
+    return found
+
+
+@contextmanager
+def _told_in_a_sentence() -> Generator[None]:
+    """End with a sentence, and the exit code that fits, where training or evaluation cannot go on."""
+    import torch
+
+    from affinear.train import Interrupted, NonFinite
+
+    try:
+        yield
+    except Interrupted as stop:
+        if _is_first():
+            print(stop, file=sys.stderr)
+        sys.exit(stop.exit_code)
+    except KeyboardInterrupt:
+        print("Stopped at once; the last checkpoint is as it was.", file=sys.stderr)
+        sys.exit(130)
+    except torch.OutOfMemoryError:
+        _stop(
+            "The GPU's memory is full. --set accumulate=2 works a batch off in two parts; a smaller --batch-size helps "
+            "too."
+        )
+    except NonFinite as fault:
+        _stop(str(fault))  # by whichever process met it
+    except (ValueError, RuntimeError, OSError) as error:
+        if not _is_first():
+            sys.exit(1)
+        _stop(f"{str(error).rstrip('.')}.")
+
+
+def _is_first() -> bool:
+    # Of the processes that torchrun or accelerate started; all of them compute, one of them speaks.
+    return os.environ.get("RANK", "0") == "0"
 
 
 def lens_microscope(
@@ -402,7 +674,7 @@ def bench_models(
         typer.Option("--compile/--no-compile", help="Measure compiled networks too; if not given, on a GPU."),
     ] = None,
     only: Annotated[
-        str | None, typer.Option(help="Any of these, with commas: inference, training, eager, compiled.")
+        str | None, typer.Option(help="Any of these, with commas: inference, training, eager, compiled, graphed.")
     ] = None,
     seconds: Annotated[float | None, typer.Option(min=1e-3, help="About how long to measure one row.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="As little as still shows that everything works.")] = False,
@@ -413,9 +685,10 @@ def bench_models(
 ) -> None:
     """Time networks beside softmax networks of about their size: images per second and memory.
 
-    Inference and a training step, eager and compiled, each network in turns with its baseline. Compiling takes most of
-    the time. Ctrl-C ends a run early; what was measured is saved all the same. If the file is there already and
-    differs, a free name such as affinear-bench-models-2.json is taken, unless --force.
+    Inference and a training step; eager, compiled, and graphed, which is compiled and replayed as CUDA graphs; each
+    network in turns with its baseline. Compiling takes most of the time. Ctrl-C ends a run early; what was measured is
+    saved all the same. If the file is there already and differs, a free name such as
+    affinear-bench-models-2.json is taken, unless --force.
     """
     _require("vision", "timm")
     _check_output(output, "The report", (".json",))

@@ -1,0 +1,80 @@
+"""Where a number first turned infinite or not-a-number: in which parameter, layer or gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def weights_at_fault(network: nn.Module) -> str | None:
+    """The first parameter or buffer that is not finite, or None.
+
+    Examples:
+        >>> layer = nn.Linear(2, 2)
+        >>> _ = layer.weight.data.fill_(torch.inf)
+        >>> weights_at_fault(nn.Sequential(layer))
+        'parameter 0.weight'
+    """
+    for kind, tensors in (("parameter", network.named_parameters()), ("buffer", network.named_buffers())):
+        for name, tensor in tensors:
+            if not finite(tensor):
+                return f"{kind} {name}"
+    return None
+
+
+def gradient_at_fault(network: nn.Module) -> str | None:
+    """The parameter nearest to the output whose gradient is not finite, or None; there backward met it first."""
+    for name, parameter in reversed(list(network.named_parameters())):
+        if parameter.grad is not None and not finite(parameter.grad):
+            return f"gradient of {name}"
+    return None
+
+
+def layer_at_fault(network: nn.Module, images: Tensor, run: Callable[[], Any]) -> str:
+    """The first layer whose output is not finite while `run` calls the network.
+
+    Args:
+        network: As it was made, not compiled.
+        images: What it is shown.
+        run: Does the step's forward pass again, with the same randomness.
+    """
+    if not finite(images):
+        return "images"
+    with _listening(network) as heard, torch.no_grad():
+        run()
+    return f"layer {heard[0]}" if heard else "loss"
+
+
+def finite(tensor: Tensor) -> bool:
+    """Whether all of a tensor is finite."""
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
+
+
+@contextmanager
+def _listening(network: nn.Module) -> Generator[list[str]]:
+    """Names of layers whose outputs are not finite, in the order in which they finish: the innermost first."""
+    heard: list[str] = []
+
+    def listen(name: str, layer: nn.Module, given: Any, output: Any) -> None:
+        if not heard and not all(finite(tensor) for tensor in _tensors(output)):
+            heard.append(f"{name or 'network'} ({type(layer).__name__})")
+
+    handles = [layer.register_forward_hook(partial(listen, name)) for name, layer in network.named_modules()]
+    try:
+        yield heard
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, (tuple, list)):
+        for part in output:
+            yield from _tensors(part)

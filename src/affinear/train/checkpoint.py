@@ -1,0 +1,220 @@
+"""Checkpoints: a folder that appears whole or not at all, and weights that say what they belong to."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes  # a file that safetensors writes itself is nobody else's to read
+from torch import Tensor
+
+from .. import __version__
+from .faults import RunError, SaveError
+from .records import EpochRecord
+
+NAME = re.compile(r"step-(\d{9})")
+PART = ".part"
+BEST = "best.safetensors"
+LAST = "last.safetensors"
+WEIGHTS, AVERAGE, OPTIMIZER, STATE = "weights.safetensors", "ema.safetensors", "optimizer.pt", "state.json"
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run stands.
+
+    Attributes:
+        step: Optimizer steps done.
+        epochs: What was measured in each finished epoch.
+        best: The largest top-1 so far, of the weights in `best.safetensors`.
+        best_epoch: The epoch it came from, counted from 1; 0 if there is none.
+        loss_sum: Sum of the losses of the epoch that is not finished.
+        seconds: What that epoch took so far.
+        skipped: Corrupt images that were met: which half, and which number.
+    """
+
+    step: int = 0
+    epochs: tuple[EpochRecord, ...] = ()
+    best: float = -1.0
+    best_epoch: int = 0
+    loss_sum: float = 0.0
+    seconds: float = 0.0
+    skipped: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that a run needs to go on as if nothing had happened.
+
+    Attributes:
+        position: Where it stands.
+        weights: Of the network, buffers included.
+        average: The averaged weights, or None.
+        rest: State of the optimizer and of the gradient scaler.
+    """
+
+    position: Position
+    weights: Mapping[str, Any]
+    average: Mapping[str, Tensor] | None
+    rest: dict[str, Any]
+
+
+def save(folder: Path, snapshot: Snapshot) -> Path:
+    """Write a checkpoint beside the ones that are there, and remove those once it is whole.
+
+    It is written under a temporary name and renamed, so that a power cut, a kill or a full disk at any moment leaves
+    one that can be loaded.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        SaveError: If it could not be written; the one before is intact.
+    """
+    final = folder / f"step-{snapshot.position.step:09d}"
+    if final.is_dir():
+        return final
+    part = final.with_name(final.name + PART)
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        _write(part, snapshot)
+        os.replace(part, final)
+        _to_disk(folder)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise SaveError(
+            f"The checkpoint of step {snapshot.position.step} could not be saved: {why(error)}. {_left(folder)}"
+        ) from None
+    for other in (*_found(folder).values(), *folder.glob(f"step-*{PART}")):
+        if other != final:
+            shutil.rmtree(other, ignore_errors=True)
+    return final
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest whole checkpoint of a run, or None."""
+    found = _found(folder)
+    return found[max(found)] if found else None
+
+
+def load(checkpoint: Path) -> Snapshot:
+    """Read a checkpoint; no code in it is run.
+
+    Raises:
+        RunError: If a file is missing or damaged.
+    """
+    try:
+        told = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+        epochs = tuple(EpochRecord(**record) for record in told.pop("epochs"))
+        average = checkpoint / AVERAGE
+        skipped = tuple((half, index) for half, index in told.pop("skipped"))
+        return Snapshot(
+            Position(**told, epochs=epochs, skipped=skipped),
+            load_file(checkpoint / WEIGHTS),
+            load_file(average) if average.is_file() else None,
+            torch.load(checkpoint / OPTIMIZER, map_location="cpu", weights_only=True),
+        )
+    except (OSError, SafetensorError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError, TypeError) as error:
+        raise RunError(
+            f"The checkpoint {checkpoint} cannot be read: {why(error)}. Put back a whole copy of it, or begin anew "
+            "with another --output."
+        ) from None
+
+
+def save_weights(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Write weights together with what they belong to, through a temporary name.
+
+    Raises:
+        SaveError: If they could not be written; what was there before is intact.
+    """
+    draft = path.with_name(path.name + PART)
+    try:
+        told = {"format": "pt", "affinear": __version__, "about": json.dumps(about)}
+        draft.write_bytes(to_bytes(_plain(tensors), told))
+        _to_disk(draft)
+        os.replace(draft, path)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        draft.unlink(missing_ok=True)
+        raise SaveError(f"The weights could not be saved to {path}: {why(error)}.") from None
+
+
+def about_weights(path: Path) -> dict[str, Any]:
+    """What a file of weights belongs to, if `save_weights` wrote it; else nothing.
+
+    Raises:
+        ValueError: If it is no file of safetensors.
+    """
+    try:
+        with safe_open(path, "pt") as file:  # pyright: ignore[reportGeneralTypeIssues]
+            metadata = file.metadata() or {}
+        return json.loads(metadata.get("about", "{}"))
+    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: expected a file of safetensors, got what cannot be read as such ({error})") from None
+
+
+def why(error: BaseException) -> str:
+    r"""The reason in a few words, also where torch or safetensors wrap what the system said.
+
+    Examples:
+        >>> why(OSError(errno.ENOSPC, "No space left on device"))
+        'no space is left on the disk'
+        >>> why(RuntimeError("bad things\nTraceback ..."))
+        'bad things'
+    """
+    text = str(getattr(error, "strerror", None) or error).strip()
+    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+    if full or "no space left" in text.lower() or "PytorchStreamWriter" in text or "unexpected pos" in text:
+        return "no space is left on the disk"
+    return (text.splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def _write(part: Path, snapshot: Snapshot) -> None:
+    (part / WEIGHTS).write_bytes(to_bytes(_plain(snapshot.weights)))
+    if snapshot.average is not None:
+        (part / AVERAGE).write_bytes(to_bytes(_plain(snapshot.average)))
+    torch.save(snapshot.rest, part / OPTIMIZER)
+    (part / STATE).write_text(json.dumps(asdict(snapshot.position), indent=2), encoding="utf-8")
+    for path in (*part.iterdir(), part):
+        _to_disk(path)
+
+
+def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    # Clones, because safetensors refuses weights that share memory, and layouts are the network's own business.
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+
+
+def _to_disk(path: Path) -> None:
+    if os.name == "nt" and path.is_dir():
+        return  # a folder cannot be opened there
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _found(folder: Path) -> dict[int, Path]:
+    if not folder.is_dir():
+        return {}
+    return {int(match[1]): path for path in folder.iterdir() if (match := NAME.fullmatch(path.name)) and path.is_dir()}
+
+
+def _left(folder: Path) -> str:
+    before = latest(folder)
+    if before is None:
+        return "There is none from before."
+    return (
+        f"The one of step {int(before.name[5:])} is intact: make room and run the same command again to go on from it."
+    )

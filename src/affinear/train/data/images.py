@@ -1,0 +1,91 @@
+"""What a data set is once it is open: two halves of images that can be asked for by number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+
+class Source(Protocol):
+    """Images by number, each with its class."""
+
+    def __len__(self) -> int:
+        """How many there are, readable or not."""
+        ...
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        """An image in mode "RGB" or "L", and the number of its class.
+
+        Raises:
+            CorruptImage: If it cannot be read.
+        """
+        ...
+
+    def path(self, index: int) -> str:
+        """What the image is called, for people: mostly its file."""
+        ...
+
+
+@dataclass(frozen=True)
+class Images:
+    """Both halves of a data set.
+
+    Attributes:
+        name: For people, such as "digits" or "CIFAR-10 in /data/cifar".
+        train: What is learnt from.
+        test: What is only looked at.
+        class_names: By the number of the class.
+        size: Height and width, if all images have the same; otherwise None.
+        channels: 1 or 3, as the images naturally have.
+    """
+
+    name: str
+    train: Source
+    test: Source
+    class_names: tuple[str, ...]
+    size: tuple[int, int] | None
+    channels: int
+
+
+@dataclass(frozen=True, eq=False)
+class ArraySource:
+    """Images of one size, all in memory as bytes.
+
+    Attributes:
+        name: Of this half, such as "train".
+        pixels: (images, channels, height, width), uint8.
+        labels: The class of each, int64.
+    """
+
+    name: str
+    pixels: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        pixels = self.pixels[index]
+        drawn = pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0))
+        return Image.fromarray(drawn), int(self.labels[index])
+
+    def path(self, index: int) -> str:
+        """Its number, since it has no file of its own."""
+        return f"{self.name} image {index}"
+
+
+def in_memory(
+    name: str,
+    train: tuple[NDArray[np.uint8], NDArray[np.int64]],
+    test: tuple[NDArray[np.uint8], NDArray[np.int64]],
+    class_names: tuple[str, ...],
+) -> Images:
+    """A data set out of arrays: pixels (images, channels, height, width) and labels, for each half."""
+    channels, height, width = train[0].shape[1:]
+    return Images(
+        name, ArraySource("train", *train), ArraySource("test", *test), class_names, (height, width), channels
+    )

@@ -1,0 +1,111 @@
+"""One image file, whatever its kind, as upright RGB."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from PIL import Image, ImageOps
+
+# Formats that are no pictures, need another program, or hand the file to one.
+NOT_READ = frozenset({"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"})
+WITH_ALPHA = frozenset({"RGBA", "RGBa", "LA", "La", "PA"})
+DEEP_TOPS = (1.0, 255.0, 65535.0)  # what white is in images of more than eight bits, the smallest that fits
+
+
+class CorruptImage(ValueError):
+    """An image that cannot be read; the message says which, and why."""
+
+
+@cache
+def formats() -> tuple[str, ...]:
+    """The formats that are read, by Pillow's names."""
+    Image.init()
+    return tuple(sorted(set(Image.OPEN) - NOT_READ))
+
+
+@cache
+def suffixes() -> frozenset[str]:
+    """How the names of image files end, in small letters.
+
+    Examples:
+        >>> {".jpg", ".png", ".webp"} <= suffixes(), ".txt" in suffixes()
+        (True, False)
+    """
+    known = set(formats())
+    return frozenset(end for end, kind in Image.registered_extensions().items() if kind in known)
+
+
+def open_image(path: str | Path) -> Image.Image:
+    """Read an image file.
+
+    Grey, palette, CMYK and 16-bit images become RGB, transparent ones are laid on white, and images that the
+    camera noted as turned are turned back.
+
+    Args:
+        path: The file; its name may be in any script.
+
+    Returns:
+        The image in mode "RGB".
+
+    Raises:
+        CorruptImage: If it cannot be read as an image.
+    """
+    return decode(path, str(path))
+
+
+def decode(file: str | Path | IO[bytes], name: str) -> Image.Image:
+    """An image in mode "RGB" out of a file that may be open already.
+
+    Args:
+        file: Where the image is.
+        name: What to call it if it cannot be read.
+
+    Raises:
+        CorruptImage: If it cannot be read as an image.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's remarks about metadata that nobody needs here
+            with Image.open(file, formats=formats()) as image:
+                image.load()
+                ImageOps.exif_transpose(image, in_place=True)
+                return as_rgb(image)
+    except MemoryError:
+        raise
+    except Exception as error:  # damaged files make the decoders raise nearly anything
+        raise CorruptImage(f"{name}: cannot be read as an image ({_reason(error)})") from error
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """The same picture in mode "RGB", on white where it is transparent."""
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.mode.startswith("I") or image.mode == "F":
+        return _eight_bits(image).convert("RGB")
+    if image.mode not in WITH_ALPHA and "transparency" not in image.info:
+        return image.convert("RGB")
+    clear = image.convert("RGBA")
+    white = Image.new("RGBA", clear.size, "white")
+    return Image.alpha_composite(white, clear).convert("RGB")
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    values = np.asarray(image).astype(np.float64)
+    top = float(values.max(initial=0.0))
+    if image.mode.startswith("I;16"):
+        white = DEEP_TOPS[-1]
+    else:
+        tops = DEEP_TOPS if image.mode == "F" else DEEP_TOPS[1:]
+        white = next((one for one in tops if top <= one), top)
+    return Image.fromarray(np.rint(values.clip(0, white) * (255 / white)).astype(np.uint8))
+
+
+def _reason(error: Exception) -> str:
+    said = str(error).partition("\n")[0][:120]
+    if isinstance(error, Image.UnidentifiedImageError):
+        return "not an image of a known kind, or empty"
+    return said or type(error).__name__

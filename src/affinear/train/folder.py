@@ -1,0 +1,141 @@
+"""The folder of a run: what is in it, whether a run may begin there, and whether it is the same one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from affinear.bench import machine
+
+from .checkpoint import BEST, LAST, latest, why
+from .faults import OtherRun, SaveError
+from .recipe import FREE
+from .records import EVENTS, LOG
+
+RUN, CURVES = "run.json", "curves.png"
+OWN = (RUN, LOG, BEST, LAST, CURVES, EVENTS)
+PACKAGES = ("timm", "accelerate", "safetensors", "numpy")
+
+
+def enter(folder: Path, about: Mapping[str, Any], *, resume: bool, force: bool) -> Path | None:
+    """Make sure that a run may take place in a folder, before anything is computed or written.
+
+    Args:
+        folder: Made if it is not there.
+        about: What the run is: network, data, classes, recipe.
+        resume: Whether a run that is there is continued.
+        force: Without `resume`, whether a run that is there is removed.
+
+    Returns:
+        The checkpoint to go on from, or None to begin.
+
+    Raises:
+        OtherRun: If the folder holds another run, or other files.
+        SaveError: If it cannot be written to.
+    """
+    if (folder / RUN).is_file():
+        if resume:
+            _compare(folder, about)
+            _check_writable(folder)
+            return latest(folder)
+        if not force:
+            raise OtherRun(
+                f"{folder} holds a run already. Leave --no-resume out to continue it, add --force to remove it, or "
+                "give --output another folder."
+            )
+        _clear(folder)
+    elif folder.is_dir() and any(folder.iterdir()):
+        raise OtherRun(f"{folder} holds other files and no run. Give --output a new or an empty folder.")
+    _check_writable(folder)
+    return None
+
+
+def describe(folder: Path, about: Mapping[str, Any], device: torch.device, processes: int) -> None:
+    """Write `run.json`: what the run is, on which machine, with which versions, by which command."""
+    told = machine.describe(device)
+    told |= {"processes": processes, "packages": {package: version(package) for package in PACKAGES}}
+    draft = folder / f"{RUN}.part"
+    try:
+        draft.write_text(json.dumps({**about, "machine": told}, indent=2), encoding="utf-8")
+        os.replace(draft, folder / RUN)
+    except OSError as error:
+        raise SaveError(f"{folder / RUN} could not be written: {why(error)}.") from None
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """What `run.json` tells.
+
+    Raises:
+        OtherRun: If it is damaged.
+    """
+    try:
+        return json.loads((folder / RUN).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise OtherRun(f"{folder / RUN} cannot be read ({error}). Give --output another folder.") from None
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What is not the same in two runs, in words.
+
+    Examples:
+        >>> one = {"model": "a", "recipe": {"lr": 1, "workers": 2}}
+        >>> differences(one, {"model": "b", "recipe": {"lr": 1, "workers": 0}})
+        ["model is 'a' there and 'b' now"]
+    """
+    now = json.loads(json.dumps(now))  # as it would come out of the file
+    told = [_told(name, before.get(name), now[name]) for name in now if name != "recipe"]
+    old, new = before.get("recipe", {}), now.get("recipe", {})
+    told += [_told(f"recipe.{name}", old.get(name), new[name]) for name in new if name not in FREE]
+    return [sentence for sentence in told if sentence]
+
+
+def _compare(folder: Path, about: Mapping[str, Any]) -> None:
+    found = differences(read(folder), about)
+    if found:
+        more = f"; and {len(found) - 6} more" if len(found) > 6 else ""
+        raise OtherRun(
+            f"{folder} holds another run: {'; '.join(found[:6])}{more}. Give --output another folder, or use the same "
+            "settings to continue it."
+        )
+
+
+def _told(name: str, before: Any, now: Any) -> str:
+    if before == now:
+        return ""
+    if isinstance(before, list) and isinstance(now, list):
+        return f"{name}: {_lists(before, now)}"
+    return f"{name} is {before!r} there and {now!r} now"
+
+
+def _lists(before: list[Any], now: list[Any]) -> str:
+    if len(before) != len(now):
+        return f"{len(before)} there and {len(now)} now"
+    number = next(i for i, (one, other) in enumerate(zip(before, now, strict=True)) if one != other)
+    return f"number {number} is {before[number]!r} there and {now[number]!r} now"
+
+
+def _check_writable(folder: Path) -> None:
+    trial = folder / f".{uuid.uuid4().hex}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        trial.write_bytes(b"")
+        trial.unlink()
+    except OSError as error:
+        raise SaveError(f"{folder} cannot be written to: {why(error)}. Give --output another folder.") from None
+
+
+def _clear(folder: Path) -> None:
+    """Remove what a run left, and nothing else."""
+    for path in (*(folder / name for name in OWN), *folder.glob("step-*"), *folder.glob("nonfinite-*.safetensors")):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
