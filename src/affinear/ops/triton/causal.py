@@ -39,6 +39,7 @@ from .blocks import (
 from .features import feature
 from .moments import load_moments, merge_moments, store_moments
 from .rules import Rule
+from .sizes import cdiv, next_power_of_2
 from .statistics import Statistics
 
 FITS = 128 * 128  # numbers of a state that one program can hold beside its tokens
@@ -641,7 +642,7 @@ def shape_for(
     forward: bool = True,
 ) -> Shape:
     """Shapes for heads of this width whose map makes so many features of a channel; a segment suits any chip."""
-    width, values = (max(16, triton.next_power_of_2(x)) for x in (head_dim, value_dim))
+    width, values = (max(16, next_power_of_2(x)) for x in (head_dim, value_dim))
     wide = width * features
     narrow = wide * values <= 64 * 64
     # Products in float32 are spelled out, one multiplication after the other: smaller blocks keep them in registers.
@@ -657,7 +658,7 @@ def shape_for(
         channels=width,
         features=wide,
         values=values,
-        blocks=triton.cdiv(value_dim, values),
+        blocks=cdiv(value_dim, values),
         segment=segment or (1024 if narrow else 2048),
         warps=4 if few and itemsize == 2 else 8,
         stages=2 if wide <= 256 else 1,
@@ -808,7 +809,7 @@ def forward(
         parts = new_statistics(plan, plan.slots, past.covariance)
         sum_segments_kernel[grid](x, parts, **plan.constants)
         rows, columns = 16, min(shape.values, 128)
-        merge_segments_kernel[plan.sequences * x.G, triton.cdiv(x.F, rows), triton.cdiv(x.E, columns)](
+        merge_segments_kernel[plan.sequences * x.G, cdiv(x.F, rows), cdiv(x.E, columns)](
             x, parts, initial or NOTHING, past, SEGMENT=shape.segment, BR=rows, BE=columns, num_warps=4
         )
     causal_kernel[grid](

@@ -45,6 +45,7 @@ from .causal import (
 )
 from .features import feature_gradient
 from .rules import Rule
+from .sizes import cdiv
 from .statistics import Statistics
 
 # What is kept of every row, as told from the references: factor of a score, weight of a key that scores nothing, mean
@@ -636,7 +637,7 @@ def backward(
         width = x.E * x.F + 2 * x.F + x.E
         sums = torch.empty(plan.programs, width, dtype=torch.float32, device=query.device)
         sum_queries_kernel[plan.programs, shape.blocks](x, rows, sums, **constants)
-        add_segments_kernel[plan.sequences * x.G, triton.cdiv(width, WIDE)](x, sums, SEGMENT=shape.segment, BW=WIDE)
+        add_segments_kernel[plan.sequences * x.G, cdiv(width, WIDE)](x, sums, SEGMENT=shape.segment, BW=WIDE)
     partial = new_partial(plan, key)
     for i in range(shape.blocks):
         key_kernel[(plan.programs,)](

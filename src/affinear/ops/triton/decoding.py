@@ -10,6 +10,7 @@ from torch import Tensor
 from .blocks import channels, gain, load_block, load_turns, mean_weight, turn
 from .features import feature
 from .rules import Rule
+from .sizes import cdiv, next_power_of_2
 from .statistics import Statistics
 
 AREA = 8192  # numbers of a covariance that a program holds at a time
@@ -116,13 +117,13 @@ def decode(
     groups, values = value.shape[2:]
     out = torch.empty(batch, 1, heads, values, dtype=query.dtype, device=query.device)
     new = state if in_place else Statistics(*(None if x is None else torch.empty_like(x) for x in state))
-    rounded = max(16, triton.next_power_of_2(width))
+    rounded = max(16, next_power_of_2(width))
     features = rounded * rule.blocks
-    block = min(max(16, triton.next_power_of_2(values)), max(16, AREA // features))
+    block = min(max(16, next_power_of_2(values)), max(16, AREA // features))
     decode_kernel[(batch * groups,)](
         query, key, value, turns, out, state, new, query.stride(), key.stride(), value.stride(),
         scale, groups, width, values, width * rule.blocks,
         MAP=rule.map, GAIN=rule.gain, RELEASED=rule.released, GROUP=heads // groups,
-        BD=rounded, BF=features, BE=block, BLOCKS=triton.cdiv(values, block), num_warps=4,
+        BD=rounded, BF=features, BE=block, BLOCKS=cdiv(values, block), num_warps=4,
     )  # fmt: skip
     return out, new

@@ -6,12 +6,12 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from . import attend, fused, moments, summarize
 from .options import OPTIONS, OPTIONS_FLOAT32, SIZES, Options
 from .rules import Rule
+from .sizes import cdiv, next_power_of_2
 from .starting import start
 from .statistics import Statistics
 
@@ -38,11 +38,11 @@ class Blocks(NamedTuple):
 @cache
 def blocks_for(head_dim: int, value_dim: int, features: int, itemsize: int) -> Blocks:
     """Block shapes for heads of this width; they depend on nothing else, so neither do the bits."""
-    bd = max(16, triton.next_power_of_2(head_dim))
-    bf, be = bd * features, max(16, triton.next_power_of_2(value_dim))
+    bd = max(16, next_power_of_2(head_dim))
+    bf, be = bd * features, max(16, next_power_of_2(value_dim))
     if bf * be > NARROW:
         be = min(be, 64 if itemsize == 2 else 32)
-    return Blocks(bd, bf, be, triton.cdiv(value_dim, be))
+    return Blocks(bd, bf, be, cdiv(value_dim, be))
 
 
 @cache
@@ -95,19 +95,20 @@ class Call(NamedTuple):
     turns: Tensor | None
 
 
+@cache
 def segments_of(length: int, BN: int) -> int:
     """Segments of a sequence of this length; as `moments.segment_rows`."""
     segment, few, most = (x.value for x in (moments.SEGMENT, moments.FEW_SEGMENTS, moments.MOST_SEGMENTS))
-    number = min(max(triton.cdiv(length, segment), few), triton.cdiv(length, segment // 4))
+    number = min(max(cdiv(length, segment), few), cdiv(length, segment // 4))
     number = min(max(number, 1), most)
-    rows = max(triton.cdiv(triton.cdiv(length, number), BN), 1) * BN
-    return max(triton.cdiv(length, rows), 1)
+    rows = max(cdiv(cdiv(length, number), BN), 1) * BN
+    return max(cdiv(length, rows), 1)
 
 
 def share_rows(length: int, programs: int, BN: int, device: torch.device) -> int:
     """Rows of one program where `programs` of them would serve whole sequences: several per multiprocessor."""
     wanted = max(4 * processors(device) // max(programs, 1), 1)
-    return triton.cdiv(triton.cdiv(max(length, 1), wanted), BN) * BN
+    return cdiv(cdiv(max(length, 1), wanted), BN) * BN
 
 
 def new_statistics(tokens: Tensor, number: int, heads: int, features: int, values: int, turned: bool) -> Statistics:
@@ -163,9 +164,9 @@ def _merge_segments(parts: Statistics, segments: int, key: Tensor, call: Call) -
     (_, length, heads, width), itemsize = key.shape, key.element_size()
     bn = options_for("summarize", blocks_for(width, values, call.rule.blocks, itemsize), itemsize).BN
     state = new_statistics(key, number, heads, features, values, call.turns is not None)
-    rows, wide = 16, min(64, triton.next_power_of_2(values))
+    rows, wide = 16, min(64, next_power_of_2(values))
     start(
-        moments.merge_kernel, (number * heads, triton.cdiv(features, rows), triton.cdiv(values, wide)),
+        moments.merge_kernel, (number * heads, cdiv(features, rows), cdiv(values, wide)),
         (*_pointers(parts), *_pointers(state), _or(call.bounds_k, key)),
         (length, heads, features, values, segments),
         ROTARY=call.turns is not None, PACKED=call.bounds_k is not None, BN=bn, BR=rows, BE=wide, num_warps=2,
@@ -192,7 +193,7 @@ def _attend(query: Tensor, parts: Statistics, segments: int, keys: int, kept: St
     out = torch.empty(batch, length, heads, values, dtype=query.dtype, device=query.device)
     rows = share_rows(length, number * heads * b.e_blocks, options_for("attend", b, itemsize).BN, query.device)
     start(
-        attend.attend_kernel, (number * heads, triton.cdiv(max(length, 1), rows), b.e_blocks),
+        attend.attend_kernel, (number * heads, cdiv(max(length, 1), rows), b.e_blocks),
         (query, _or(call.bounds_q, query), _or(call.bounds_k, query), _or(call.turns, query),
          *_pointers(parts), *_pointers(parts if kept is None else kept), out),
         (*query.stride(), length, keys, length, rows, segments, call.scale, heads, groups),
@@ -224,9 +225,7 @@ def attend_tokens_backward(grad: Tensor, query: Tensor, state: Statistics, call:
     if parts.shape[1] == 1:
         return grad_query, parts[:, 0]
     total = torch.empty(number * groups, row, dtype=torch.float32, device=query.device)
-    start(
-        moments.add_kernel, (number * groups, triton.cdiv(row, 1024), 1), (parts, total), (parts.shape[1], row), BW=1024
-    )
+    start(moments.add_kernel, (number * groups, cdiv(row, 1024), 1), (parts, total), (parts.shape[1], row), BW=1024)
     return grad_query, total
 
 
@@ -243,7 +242,7 @@ def summarize_tokens_backward(
     bn, fine = options.BN, options.fine and key.dtype == torch.bfloat16
     rows, rotary = share_rows(length, number * heads, bn, key.device), call.turns is not None
     start(
-        summarize.summarize_backward_kernel, (number * heads, triton.cdiv(max(length, 1), rows), 1),
+        summarize.summarize_backward_kernel, (number * heads, cdiv(max(length, 1), rows), 1),
         (key, value, mask, _or(call.bounds_k, key), _or(call.turns, key), *_pointers(state)[:4],
          grad, grad_key, grad_value),
         (*key.stride(), *value.stride(), *mask_strides, length, length, rows, heads),

@@ -7,6 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .sizes import cdiv, next_power_of_2
+from .starting import start
+
 
 @triton.jit(do_not_specialize=["N"])
 def turns_kernel(p_cos, p_sin, p_turns, s_cn, s_cd, s_sn, s_sd, N, D: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr):
@@ -25,7 +28,8 @@ def pack_turns(cos: Tensor, sin: Tensor, dtype: torch.dtype) -> Tensor:
     """One table (N, D), cos, sin, cos, sin, ..., from two (N, D) that hold each pair's angle twice."""
     length, width = cos.shape
     turns = torch.empty(length, width, dtype=dtype, device=cos.device)
-    turns_kernel[(triton.cdiv(length, 32),)](
-        cos, sin, turns, *cos.stride(), *sin.stride(), length, D=width, BN=32, BP=triton.next_power_of_2(width // 2)
-    )
+    start(
+        turns_kernel, (cdiv(length, 32), 1, 1), (cos, sin, turns), (*cos.stride(), *sin.stride(), length),
+        D=width, BN=32, BP=next_power_of_2(width // 2),
+    )  # fmt: skip
     return turns
