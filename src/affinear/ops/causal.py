@@ -45,7 +45,7 @@ def causal_attention(
         x.unflatten(-2, (group, -1)) for x in arrange_queries(query, mechanism, heads, rotary, chunks)
     )
     count = filled.cumsum(-1)[..., None, :, None]
-    scores = _lower(_product(rotated_q, rotated.mT))
+    scores = _lower(_product(rotated_q, past.keys.mT))
     own = scores.sum(-1, keepdim=True) / count.clamp(min=1)
     before = _product(rotated_q, past.centre[..., None])
     plain = turned = None
@@ -100,11 +100,13 @@ def _levels(
     mechanism: Mechanism,
     scale: float,
 ) -> _Levels:
-    """Levels from counts and mean scores; under rotation `plain` and `turned` sum over channels to sums of scores."""
+    """Levels from counts and mean scores: of the keys before the chunk, and by how much its own lie above.
+
+    Under rotation `plain` and `turned` sum over channels to sums of scores.
+    """
     assert mechanism.gain is not None
     n = (own_count + past_count).clamp(min=1).to(own.dtype)
-    # Differences of scores are taken before anything else, so that their common part has nothing left to cancel.
-    lead = scale * (own - past)
+    lead = scale * own
     z, added = scale * past + own_count / n * lead, torch.zeros_like(n)
     if plain is not None and turned is not None:
         z, added = (scale * x.sum(-1, keepdim=True) / n for x in (plain, turned - plain))
@@ -121,14 +123,15 @@ def _levels(
 class _Past:
     """What the queries of each chunk know from the chunks before it; T is the chunk axis.
 
-    Values are told from a reference, the mean of those before the chunk, or the first there is: answers do not depend
-    on it, what is left to add up is small, and nothing of the future is in it.
+    Keys and values are told from a reference, the mean of those before the chunk, or the first there is: answers do not
+    depend on it, what is left to add up is small, and nothing of the future is in it.
     """
 
     count: Tensor  # (B, H, T)
     key_sum: Tensor  # (B, H, T, F), of unrotated features
     rotated_sum: Tensor  # (B, H, T, F)
-    centre: Tensor  # (B, H, T, F), mean of rotated features
+    centre: Tensor  # (B, H, T, F), reference of rotated features
+    keys: Tensor  # (B, H, T, C, F), the chunk's own rotated features from it
     scatter: Tensor  # (B, H, T, F, E), the covariance times the count
     reference: Tensor  # (B, H, T, E)
     values: Tensor  # (B, H, T, C, E), the chunk's own values from the reference
@@ -153,23 +156,22 @@ def _scan(
     n = count.clamp(min=1)[..., None].to(value.dtype)
     n_after = (count + own_count).clamp(min=1)[..., None].to(value.dtype)
 
-    own_sum = features.sum(-2)
-    key_sum, key_total = _running(own_sum, n0 * start.key_mean, chunks)
+    key_sum, key_total = _running(features.sum(-2), n0 * start.key_mean, chunks)
     rotated_sum, rotated_total = key_sum, key_total
     if rotated is not features:
-        own_sum = rotated.sum(-2)
-        rotated_sum, rotated_total = _running(own_sum, n0 * start.centre, chunks)
+        rotated_sum, rotated_total = _running(rotated.sum(-2), n0 * start.centre, chunks)
     value_sum, value_total = _running(value.sum(-2), n0 * start.value_mean, chunks)
-    first = value.gather(-2, filled.int().argmax(-1)[..., None, None].expand_as(value[..., :1, :])).squeeze(-2)
-    reference = torch.where(count[..., None] == 0, first, value_sum / n)
+    nothing, first = count[..., None] == 0, filled.int().argmax(-1)[..., None, None]
+    centre = torch.where(nothing, _at(rotated, first), rotated_sum / n)
+    reference = torch.where(nothing, _at(value, first), value_sum / n)
 
     # Small things are negated before they are added: the gradient of a difference would negate the large ones.
-    keys = rotated + -((rotated_sum + own_sum) / n_after)[..., None, :]
-    values = value + -reference[..., None, :]
+    keys, values = rotated + -centre[..., None, :], value + -reference[..., None, :]
     if masked:
-        values = values * filled[..., None]
+        keys, values = keys * filled[..., None], values * filled[..., None]
     # The sum over the chunk of (phi(k) - mean after it) (v - mean before it)^T.
-    scatter, scatter_total = _running(keys.mT @ values, n0[..., None] * start.covariance, chunks)
+    moved = (keys.sum(-2) / n_after)[..., None] * values.sum(-2)[..., None, :]
+    scatter, scatter_total = _running(keys.mT @ values - moved, n0[..., None] * start.covariance, chunks)
     n_total = total.clamp(min=1)[..., None].to(value.dtype)
     final = State(
         count=total,
@@ -179,7 +181,12 @@ def _scan(
         mechanism=mechanism,
         rotated_key_mean=None if rotated is features else rotated_total / n_total,
     )
-    return _Past(count, key_sum, rotated_sum, rotated_sum / n, scatter, reference, values, final)
+    return _Past(count, key_sum, rotated_sum, centre, keys, scatter, reference, values, final)
+
+
+def _at(x: Tensor, index: Tensor) -> Tensor:
+    """One token of each chunk of x (B, H, T, C, ...)."""
+    return x.gather(-2, index.expand_as(x[..., :1, :])).squeeze(-2)
 
 
 def _start(

@@ -286,13 +286,27 @@ def row_product(b_a, b_b, b_acc, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def load_first(
+    x, i_b, i_n, i_g, m_n, o_d, o_e, MAP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, BD: tl.constexpr
+):
+    """Features of one key, plain and turned, and its value."""
+    o_n = tl.arange(0, 1)
+    b_k = load_key(x, i_b, i_n, i_g, o_n, m_n, BD)
+    b_cos, b_sin = load_positions(x, i_n, o_n, m_n, o_d)
+    b_f, b_r = features_of(x, b_k, b_cos, b_sin, MAP, False, EVEN, PRECISION)
+    b_v = load_value(x, i_b, i_n, i_g, o_n, m_n, o_e).to(tl.float32)
+    return tl.sum(b_f, 0), tl.sum(b_r, 0), tl.sum(b_v, 0)
+
+
+@triton.jit
 def open_past(
     x, past, i, i_b, i_g, first, begin, stop, o_d, o_s, o_e, KNOWN: tl.constexpr,
-    ROUND: tl.constexpr, SEGMENT: tl.constexpr, BC: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
+    MAP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr, SEGMENT: tl.constexpr,
+    BC: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
     """Entry `i` of `past` if known: count, means, scatter; the first value, and up to where nothing is to be rounded.
 
-    The first value stands for the mean where there is none: answers do not depend on it, rounding does.
+    The first key and value stand for the means where there are none: answers do not depend on them, rounding does.
     """
     n = first * 0
     b_plain = tl.zeros((BF,), tl.float32)
@@ -311,10 +325,14 @@ def open_past(
         b_value = tl.where(n > 0, b_value, 0.0)
         b_scatter = tl.where(n > 0, tl.trans(b_cov) * b_n, 0.0)
     i_n = find_first_key(x, i_b, begin, stop, SEGMENT)
-    o_n = tl.arange(0, 1)
-    b_first = load_value(x, i_b, first + i_n, i_g, o_n, (o_n + i_n < stop) & (n == 0), o_e).to(tl.float32)
+    m_n = (tl.arange(0, 1) + i_n < stop) & (n == 0)
+    b_first_plain, b_first_turned, b_first = load_first(
+        x, i_b, first + i_n, i_g, m_n, o_d, o_e, MAP, EVEN, PRECISION, BD
+    )
+    b_plain = tl.where(n > 0, b_plain, b_first_plain)
+    b_turned = tl.where(n > 0, b_turned, b_first_turned)
     exact = find_exact(n, begin, stop, i_n, ROUND, BC)
-    return n, b_plain, b_turned, b_value, b_scatter, tl.sum(b_first, 0), exact
+    return n, b_plain, b_turned, b_value, b_scatter, b_first, exact
 
 
 @triton.jit
@@ -424,8 +442,9 @@ def sum_segments_kernel(
     o_d, o_s = channels(x.D, BD, BF)
     o_e = i_e * BE + tl.arange(0, BE)
     n, b_plain, b_turned, b_value, b_scatter, b_first, exact = open_past(
-        x, parts, 0, i_b, i_g, first, begin, stop, o_d, o_s, o_e, False, ROUND, SEGMENT, BC, BF, BE
-    )
+        x, parts, 0, i_b, i_g, first, begin, stop, o_d, o_s, o_e, False,
+        MAP, EVEN, PRECISION, ROUND, SEGMENT, BC, BD, BF, BE,
+    )  # fmt: skip
     if ROUND:
         n, b_plain, b_turned, b_value, b_scatter = take_rows(
             x, i_b, i_g, first, begin, exact, stop, o_d, o_e, n, b_plain, b_turned, b_value, b_scatter, b_first,
@@ -589,8 +608,9 @@ def causal_kernel(
     o_e = i_e * BE + tl.arange(0, BE)
     i = (i_t if SEVERAL else i_s) * x.G + i_g
     n, b_plain, b_turned, b_value, b_scatter, b_first, exact = open_past(
-        x, past, i, i_b, i_g, first, begin, stop, o_d, o_s, o_e, past.count is not None, ROUND, SEGMENT, BC, BF, BE
-    )
+        x, past, i, i_b, i_g, first, begin, stop, o_d, o_s, o_e, past.count is not None,
+        MAP, EVEN, PRECISION, ROUND, SEGMENT, BC, BD, BF, BE,
+    )  # fmt: skip
     if ROUND:
         n, b_plain, b_turned, b_value, b_scatter = answer_rows(
             x, p_o, i_b, i_g, first, begin, exact, stop, o_d, o_e, n, b_plain, b_turned, b_value, b_scatter, b_first,

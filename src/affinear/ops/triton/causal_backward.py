@@ -33,6 +33,7 @@ from .causal import (
     find_segment,
     find_slots,
     length_of,
+    load_first,
     load_key,
     load_keys,
     load_positions,
@@ -77,22 +78,26 @@ def load_means(x, state, i, o_d, o_s, o_e):
 
 
 @triton.jit
-def load_references(x, initial, final, i, i_b, i_g, first, length, o_d, o_s, o_e, ROUND: tl.constexpr):
+def load_references(
+    x, initial, final, i, i_b, i_g, first, length, o_d, o_s, o_e,
+    MAP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
     """What the second scan tells keys and values from.
 
     Where keys are rounded they are told from their mean in the end, and values, which are exact, from nothing. Else
-    both are told from where the scan forwards began, the means before it, or nothing and the first value: for the few
-    first rows the means of all would be far off.
+    both are told from where the scan forwards began, the means before it, or the first of them: for the few first rows
+    the means of all would be far off.
     """
     b_key, b_value = load_means(x, final, i, o_d, o_s, o_e)
     if ROUND:
         b_value = tl.zeros_like(b_value)
     else:
-        b_key = tl.zeros_like(b_key)
         o_n = tl.arange(0, 1)
         m_n = find_keys(x, i_b, 0, o_n, o_n < length)
-        b_first = load_value(x, i_b, first, i_g, o_n, m_n, o_e).to(tl.float32)
-        b_value = tl.where(tl.max(m_n.to(tl.int32), 0) > 0, tl.sum(b_first, 0), b_value)
+        seen = tl.max(m_n.to(tl.int32), 0) > 0
+        _plain, b_turned, b_first = load_first(x, i_b, first, i_g, m_n, o_d, o_e, MAP, EVEN, PRECISION, BD)
+        b_key = tl.where(seen, b_turned, b_key)
+        b_value = tl.where(seen, b_first, b_value)
         if initial.count is not None:
             some = tl.load(initial.count + i) > 0
             b_key_before, b_value_before = load_means(x, initial, i, o_d, o_s, o_e)
@@ -265,11 +270,13 @@ def query_kernel(
     o_e = i_e * BE + tl.arange(0, BE)
     i = (i_t if SEVERAL else i_s) * x.G + i_g
     n, b_plain, b_turned, b_value, b_scatter, b_first, exact = open_past(
-        x, past, i, i_b, i_g, first, begin, stop, o_d, o_s, o_e, past.count is not None, ROUND, SEGMENT, BC, BF, BE
-    )
+        x, past, i, i_b, i_g, first, begin, stop, o_d, o_s, o_e, past.count is not None,
+        MAP, EVEN, PRECISION, ROUND, SEGMENT, BC, BD, BF, BE,
+    )  # fmt: skip
     b_key_mean, b_value_mean = load_references(
-        x, initial, final, i_s * x.G + i_g, i_b, i_g, first, length, o_d, o_s, o_e, ROUND
-    )
+        x, initial, final, i_s * x.G + i_g, i_b, i_g, first, length, o_d, o_s, o_e,
+        MAP, EVEN, PRECISION, ROUND, BD,
+    )  # fmt: skip
     if ROUND:
         n, b_plain, b_turned, b_value, b_scatter = query_rows(
             x, p_dq, p_sum, p_rows, i_b, i_g, first, begin, exact, stop, o_d, o_s, o_e,
@@ -543,8 +550,9 @@ def key_kernel(
         n = tl.load(past.count + (i_t if SEVERAL else i_s) * x.G + i_g)
     exact = find_exact(n, begin, stop, find_first_key(x, i_b, begin, stop, SEGMENT), ROUND, BC)
     b_key_mean, b_value_mean = load_references(
-        x, initial, final, i_s * x.G + i_g, i_b, i_g, first, length, o_d, o_s, o_e, ROUND
-    )
+        x, initial, final, i_s * x.G + i_g, i_b, i_g, first, length, o_d, o_s, o_e,
+        MAP, EVEN, PRECISION, ROUND, BD,
+    )  # fmt: skip
     b_sum, b_turned, b_plain, b_value = open_future(
         x, p_sums, dfinal, final, i_t, i_s, i_g, o_d, o_s, o_e, b_key_mean, b_value_mean, SEVERAL, FIRST, BF, BE
     )
