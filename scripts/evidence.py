@@ -86,4 +86,7 @@ def arguments() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        raise SystemExit(main())
+    except ValueError as error:  # of what was asked for: a sentence, which needs no traceback
+        raise SystemExit(f"{error}.") from None
