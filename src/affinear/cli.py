@@ -435,15 +435,10 @@ def _print_plan(run: Run) -> None:
 
 
 def _model_args(given: list[str]) -> dict[str, Any]:
-    from affinear.train.recipe import parse_value
+    from affinear.train.recipe import named_value, parse_value
 
-    found: dict[str, Any] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip():
-            raise ValueError(f"--model-arg: expected name=value, such as depth=6, got {text!r}")
-        found[name.strip().replace("-", "_")] = parse_value(value.strip())
-    return found
+    pairs = (named_value(text, "--model-arg: expected name=value, such as depth=6") for text in given)
+    return {name: parse_value(value.strip()) for name, value in pairs}
 
 
 @contextmanager

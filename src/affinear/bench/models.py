@@ -289,9 +289,7 @@ class Work:
     @property
     def resident(self) -> int:
         """Bytes that are held between steps: weights, buffers, the optimizer's state and the inputs."""
-        states = self.optimizer.state.values() if self.optimizer else ()
-        kept = [value for state in states for value in state.values() if isinstance(value, Tensor)]
-        return sum(x.nbytes for x in (*self.network.parameters(), *self.network.buffers(), *self.inputs, *kept))
+        return timing.held_bytes(self.network, self.optimizer, self.inputs)
 
     def bare_step(self) -> Sequence[Tensor]:
         """A step whose results count as memory of its own."""

@@ -223,9 +223,9 @@ def prepare(
     """
     on_gpu = torch.cuda.is_available()
     plan = _default(on_gpu, quick)
-    directions, ways = _chosen(
-        only, plan.ways if compiled is None else _ways(on_gpu) if compiled else (EAGER,), compiled, on_gpu
-    )
+    possible = WAYS if on_gpu else CPU_WAYS
+    ways = plan.ways if compiled is None else possible if compiled else (EAGER,)
+    directions, ways = _chosen(only, ways, compiled, on_gpu)
     return replace(
         plan,
         clock=Clock(plan.clock.device, plan.clock.seconds if seconds is None else _positive("seconds", seconds)),
@@ -253,10 +253,6 @@ def _default(on_gpu: bool, quick: bool) -> ModelPlan:
         return plan
     clock = Clock(device, QUICK_SECONDS)
     return replace(plan, clock=clock, models=QUICK_MODELS, sizes=QUICK_SIZES, ways=(EAGER,), turns=QUICK_TURNS)
-
-
-def _ways(on_gpu: bool) -> tuple[str, ...]:
-    return WAYS if on_gpu else CPU_WAYS
 
 
 def _chosen(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 Step = Callable[[], Any]
 
@@ -127,6 +128,13 @@ def peak_bytes(step: Callable[[], Sequence[torch.Tensor]], device: torch.device)
     results = step()
     synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before - sum(x.nbytes for x in results)
+
+
+def held_bytes(network: nn.Module, optimizer: torch.optim.Optimizer | None, inputs: Sequence[torch.Tensor]) -> int:
+    """Bytes that are held between steps: weights, buffers, the optimizer's state and the inputs."""
+    states = optimizer.state.values() if optimizer else ()
+    kept = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+    return sum(x.nbytes for x in (*network.parameters(), *network.buffers(), *inputs, *kept))
 
 
 def synchronize(device: torch.device) -> None:

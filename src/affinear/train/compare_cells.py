@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
+from affinear.bench.timing import held_bytes
 from affinear.lens.files import place
 from affinear.lens.reading import Around, Readers, read
 from affinear.lens.watching import watch
@@ -237,13 +238,21 @@ def draw_maps(network: nn.Module, trained: Trained, images: Images, readers: Rea
     device = next(network.parameters()).device
     for number, image in chosen(images.test, SHOWN):
         pixels = as_tensor(image, trained.batching)[None].to(device)
-        for name, layer in some:
-            found += _map(network, pixels, number, name, layer, readers)
+        hooks = [
+            layer.register_forward_hook(_map(pixels, number, name, readers, found), with_kwargs=True)
+            for name, layer in some
+        ]
+        try:
+            with torch.no_grad():
+                network(pixels)
+        finally:
+            for hook in hooks:
+                hook.remove()
     return tuple(found)
 
 
-def _map(network: nn.Module, pixels: Tensor, number: int, name: str, layer: nn.Module, readers: Readers) -> list[Map]:
-    found: list[Map] = []
+def _map(pixels: Tensor, number: int, name: str, readers: Readers, found: list[Map]) -> Callable[..., None]:
+    """A hook that adds the map of a layer, if it has one, to what was found."""
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         reader = readers.find(module)
@@ -257,13 +266,7 @@ def _map(network: nn.Module, pixels: Tensor, number: int, name: str, layer: nn.M
         weights = seen.weights(rows)[0, :, 0, first:].mean(0) * math.prod(grid)
         found.append(Map(number, name, query, grid, tuple(_rounded(value) for value in weights.tolist())))
 
-    handle = layer.register_forward_hook(hook, with_kwargs=True)
-    try:
-        with torch.no_grad():
-            network(pixels)
-    finally:
-        handle.remove()
-    return found
+    return hook
 
 
 def striking(pixels: Tensor, grid: tuple[int, int]) -> int:
@@ -299,9 +302,7 @@ def step_memory(trained: Trained, recipe: Recipe) -> int:
             torch.cuda.reset_peak_memory_stats(device)
             step()
             return torch.cuda.max_memory_allocated(device)
-        states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
-        held = sum(x.nbytes for x in (*network.parameters(), *network.buffers(), *states, images, targets))
-        return held + _allocated(step)
+        return held_bytes(network, optimizer, (images, targets)) + _allocated(step)
     finally:
         network.eval()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from affinear.bench import machine
+from affinear.lens.files import place
 
 from .checkpoint import BEST, LAST, latest, why
 from .faults import OtherRun, SaveError
@@ -62,10 +62,8 @@ def describe(folder: Path, about: Mapping[str, Any], device: torch.device, proce
     """Write `run.json`: what the run is, on which machine, with which versions, by which command."""
     told = machine.describe(device)
     told |= {"processes": processes, "packages": {package: version(package) for package in PACKAGES}}
-    draft = folder / f"{RUN}.part"
     try:
-        draft.write_text(json.dumps({**about, "machine": told}, indent=2), encoding="utf-8")
-        os.replace(draft, folder / RUN)
+        place(json.dumps({**about, "machine": told}, indent=2).encode(), folder / RUN, force=True)
     except OSError as error:
         raise SaveError(f"{folder / RUN} could not be written: {why(error)}.") from None
 

@@ -239,13 +239,23 @@ def parse(settings: list[str]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for setting in settings:
-        name, equals, text = setting.partition("=")
-        name = name.strip().replace("-", "_")
-        if not equals:
-            raise ValueError(f"--set: expected field=value, such as epochs=20, got {setting!r}")
+        name, text = named_value(setting, "--set: expected field=value, such as epochs=20")
         check_fields({name: text})
         found[name] = parse_size(text) if name == "image_size" else parse_value(text.strip())
     return found
+
+
+def named_value(text: str, expected: str) -> tuple[str, str]:
+    """Name and value of what the command line spells name=value, or a ValueError that begins with what was expected.
+
+    Examples:
+        >>> named_value("clip-grad=1.0", "")
+        ('clip_grad', '1.0')
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise ValueError(f"{expected}, got {text!r}")
+    return name.strip().replace("-", "_"), value
 
 
 def parse_size(text: str) -> tuple[int, int] | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from affinear.lens.files import place
 
 from .faults import SaveError
 
@@ -112,10 +113,7 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
 
 def _cut(path: Path, step: int) -> None:
     kept = "".join(json.dumps(line) + "\n" for line in read_log(path.parent) if line["step"] <= step)
-    if not path.is_file() or path.read_text(encoding="utf-8", errors="replace") != kept:
-        draft = path.with_suffix(".part")
-        draft.write_text(kept, encoding="utf-8")
-        os.replace(draft, path)
+    place(kept.encode(), path, force=True)
 
 
 def _writer(folder: Path, step: int) -> Any:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Generator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
+
+from .data.augment import kept_randomness
 
 
 def seed_of(*numbers: int) -> int:
@@ -43,10 +44,5 @@ def kept_random_state() -> Generator[None]:
         >>> torch.equal(before, torch.random.get_rng_state())
         True
     """
-    python, arrays = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(arrays)
+    with kept_randomness(), torch.random.fork_rng():  # the second for GPUs
+        yield
