@@ -15,7 +15,6 @@ from timm.layers import (
     Mlp,
     PatchEmbed,
     calculate_drop_path_rates,
-    get_device_dtype,
     trunc_normal_,
 )
 from timm.models import generate_default_cfgs, register_model, register_notrace_module
@@ -25,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..layers import INLINE, Attention, LearnedPosition
 from ..ops import Mechanism
+from ._column import Column
 from ._config import build, config
 from ._names import INLINE_NAMES
 from ._pyramid import describe, pair
@@ -56,7 +56,7 @@ class Block(nn.Module):
 register_notrace_module(Block)  # torch.fx takes a block as one node
 
 
-class InLineDeiT(nn.Module):
+class InLineDeiT(Column):
     """InLine-DeiT for images of any size from 32 pixels a side.
 
     Sides that patches do not divide get zeros below and to the right; the position table is resized to what comes.
@@ -108,7 +108,7 @@ class InLineDeiT(nn.Module):
     ) -> None:
         super().__init__()
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.num_classes, self.global_pool = num_classes, check_pool(global_pool)
+        self.num_classes, self.global_pool = num_classes, self.check_pool(global_pool)
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
         self.num_prefix_tokens = 1
         self.grad_checkpointing = False
@@ -135,6 +135,13 @@ class InLineDeiT(nn.Module):
         for token in (self.cls_token, self.cls_position):
             trunc_normal_(token, std=0.02)
 
+    @staticmethod
+    def check_pool(global_pool: str) -> str:
+        """The pooling, if it is one that a transformer with a class token has."""
+        if global_pool not in ("token", "avg", ""):
+            raise ValueError(f"global_pool: expected 'token', 'avg' or '', got {global_pool!r}")
+        return global_pool
+
     def no_weight_decay(self) -> set[str]:
         """Parameters that timm's optimizers leave out of weight decay, beside biases and norms."""
         return {"position.table", "cls_token", "cls_position"}
@@ -145,22 +152,6 @@ class InLineDeiT(nn.Module):
             "stem": r"^cls_token|^cls_position|^position|^patch_embed",
             "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
         }
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Whether training recomputes the blocks' activations instead of keeping them."""
-        self.grad_checkpointing = enable
-
-    def get_classifier(self) -> nn.Module:
-        """The last linear layer."""
-        return self.head
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Start the classifier anew with other classes, or none (0), and another pooling, or none ('')."""
-        self.num_classes = num_classes
-        if global_pool is not None:
-            self.global_pool = check_pool(global_pool)
-        dd: dict[str, Any] = get_device_dtype(self)
-        self.head = nn.Linear(self.embed_dim, num_classes, **dd) if num_classes else nn.Identity()
 
     def forward_intermediates(
         self,
@@ -229,10 +220,6 @@ class InLineDeiT(nn.Module):
         x = self.head_drop(x)
         return x if pre_logits else self.head(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, num_classes) of images (B, 3, H, W)."""
-        return self.forward_head(self.forward_features(x))
-
     def _tokens(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Patches with their positions, after the class token, and their grid."""
         x = self.position(self.patch_embed(x))
@@ -246,13 +233,6 @@ class InLineDeiT(nn.Module):
     def extra_repr(self) -> str:
         """What `print` shows: which blocks are linear."""
         return describe(self)
-
-
-def check_pool(global_pool: str) -> str:
-    """The pooling, if it is one that a transformer with a class token has."""
-    if global_pool not in ("token", "avg", ""):
-        raise ValueError(f"global_pool: expected 'token', 'avg' or '', got {global_pool!r}")
-    return global_pool
 
 
 SIZES: dict[str, dict[str, Any]] = {

@@ -11,12 +11,13 @@ import hashlib
 from typing import Any
 
 import torch
-from timm.layers import DropPath, Mlp, PatchEmbed, calculate_drop_path_rates, get_device_dtype
+from timm.layers import DropPath, Mlp, PatchEmbed, calculate_drop_path_rates
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model, register_notrace_module
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..layers import Attention, AxialRotary, LearnedPosition, Parts
+from ..models._column import Column
 from ..models._config import config
 from ..models._pyramid import describe, pair
 from ..ops import Mechanism
@@ -48,7 +49,7 @@ class Block(nn.Module):
 register_notrace_module(Block)  # torch.fx takes a block as one node
 
 
-class Trunk(nn.Module):
+class Trunk(Column):
     """A plain vision transformer around any attention.
 
     Weights that all variants have are the same numbers for the same seed of torch, whatever the variant, and making a
@@ -104,7 +105,7 @@ class Trunk(nn.Module):
         chosen = _variant(mechanism, rotary)
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         seed = int(torch.randint(2**62, (), device="cpu"))
-        self.num_classes, self.global_pool = num_classes, _check_pool(global_pool)
+        self.num_classes, self.global_pool = num_classes, self.check_pool(global_pool)
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
         self.num_prefix_tokens = 0
         self.grad_checkpointing = False
@@ -126,6 +127,13 @@ class Trunk(nn.Module):
             self.head = nn.Linear(embed_dim, num_classes, **dd) if num_classes else nn.Identity()
         draw_by_name(self, seed, embed_dim, init_std)
 
+    @staticmethod
+    def check_pool(global_pool: str) -> str:
+        """The pooling, if it is one that a transformer without a class token has."""
+        if global_pool not in ("avg", ""):
+            raise ValueError(f"global_pool: expected 'avg' or '', as there is no class token, got {global_pool!r}")
+        return global_pool
+
     def no_weight_decay(self) -> set[str]:
         """Parameters that timm's optimizers leave out of weight decay, beside biases and norms."""
         return {"position.table"}
@@ -133,22 +141,6 @@ class Trunk(nn.Module):
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """How parameters group into layers, for layer-wise learning rates."""
         return {"stem": r"^position|^patch_embed", "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))]}
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Whether training recomputes the blocks' activations instead of keeping them."""
-        self.grad_checkpointing = enable
-
-    def get_classifier(self) -> nn.Module:
-        """The last linear layer."""
-        return self.head
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Start the classifier anew with other classes, or none (0), and another pooling, or none ('')."""
-        self.num_classes = num_classes
-        if global_pool is not None:
-            self.global_pool = _check_pool(global_pool)
-        dd: dict[str, Any] = get_device_dtype(self)
-        self.head = nn.Linear(self.embed_dim, num_classes, **dd) if num_classes else nn.Identity()
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Tokens (B, N, C) of images (B, channels, H, W)."""
@@ -165,10 +157,6 @@ class Trunk(nn.Module):
         """Logits (B, num_classes) of tokens, or what the classifier would see."""
         x = self.head_drop(x.mean(dim=1) if self.global_pool == "avg" else x)
         return x if pre_logits else self.head(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, num_classes) of images (B, channels, H, W)."""
-        return self.forward_head(self.forward_features(x))
 
     def extra_repr(self) -> str:
         """What `print` shows: the attention of the blocks."""
@@ -216,12 +204,6 @@ def _variant(mechanism: str | Mechanism | Parts | Variant, rotary: bool) -> Vari
         parts = mechanism if isinstance(mechanism, Parts) else Parts(mechanism)
         chosen = Variant("given", "given", parts, Attention)
     return chosen.turned() if rotary else chosen
-
-
-def _check_pool(global_pool: str) -> str:
-    if global_pool not in ("avg", ""):
-        raise ValueError(f"global_pool: expected 'avg' or '', as there is no class token, got {global_pool!r}")
-    return global_pool
 
 
 def _config(size: tuple[int, int, int], mean: tuple[float, ...], std: tuple[float, ...]) -> dict[str, Any]:
