@@ -478,9 +478,8 @@ def merge_segments_kernel(
             initial.count, initial.key_mean, initial.rotated_key_mean, initial.value_mean, initial.covariance,
             i_sg, o_s, o_s < x.F, o_e, x.F, x.E, ROTARY,
         )  # fmt: skip
-    for i_seg in range(number):
-        i = (slot + i_seg) * x.G + i_sg % x.G
-        # Of the last segment there are no moments; what lies there is read, and not used.
+    i = slot * x.G + i_sg % x.G
+    for _ in range(1, number):
         n, b_plain2, b_turned2, b_value2, b_cov2 = load_moments(
             parts.count, parts.key_mean, parts.rotated_key_mean, parts.value_mean, parts.covariance,
             i, o_s, o_s < x.F, o_e, x.F, x.E, ROTARY,
@@ -494,6 +493,12 @@ def merge_segments_kernel(
             count.to(tl.float32), b_plain, b_turned, b_value, b_cov, n, b_plain2, b_turned2, b_value2, b_cov2
         )
         count += n.to(tl.int64)
+        i += x.G
+    # Of the last segment there are no moments: nobody follows it.
+    store_moments(
+        past.count, past.key_mean, past.rotated_key_mean, past.value_mean, past.covariance,
+        i, count, b_plain, b_turned, b_value, b_cov, o_s, o_s < x.F, o_e, x.F, x.E, i_e == 0, i_r == 0, ROTARY,
+    )  # fmt: skip
 
 
 # Answers

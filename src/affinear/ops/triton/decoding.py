@@ -45,25 +45,24 @@ def decode_kernel(
     m_f = o_d < D
     count = tl.load(old.count + i) + 1
     share = 1 / count.to(tl.float32)
-    b_plain = tl.load(old.key_mean + i * F + o_s, mask=m_f, other=0.0)
+    # What was not there has no mean, whatever the memory says. Loads do not wait to learn that.
+    some = count > 1
+    b_plain = tl.where(some, tl.load(old.key_mean + i * F + o_s, mask=m_f, other=0.0), 0.0)
     b_turned = b_plain
     b_f, b_r = token_features(p_k + i_b * s_k[0] + i_g * s_k[2], s_k[3], p_turns, o_d, D, MAP, False, BD)
     if p_turns is not None:
-        b_turned = tl.load(old.rotated_key_mean + i * F + o_s, mask=m_f, other=0.0)
-    # What was not there has no mean, whatever the memory says.
-    some = tl.where(count > 1, 1.0, 0.0)
-    b_plain = some * b_plain
-    b_step = b_r - some * b_turned
-    b_turned = some * b_turned + share * b_step
+        b_turned = tl.where(some, tl.load(old.rotated_key_mean + i * F + o_s, mask=m_f, other=0.0), 0.0)
+    b_step = b_r - b_turned
+    b_turned += share * b_step
     b_plain += share * (b_f - b_plain)
     for i_e in tl.static_range(BLOCKS):
         o_e = i_e * BE + tl.arange(0, BE)
         m_e = o_e < E
         b_v = tl.load(p_v + i_b * s_v[0] + i_g * s_v[2] + o_e * s_v[3], mask=m_e, other=0.0).to(tl.float32)
-        b_value = some * tl.load(old.value_mean + i * E + o_e, mask=m_e, other=0.0)
+        b_value = tl.where(some, tl.load(old.value_mean + i * E + o_e, mask=m_e, other=0.0), 0.0)
         o_cov = i * F * E + o_s[:, None] * E + o_e[None, :]
         m_cov = m_f[:, None] & m_e[None, :]
-        b_cov = some * tl.load(old.covariance + o_cov, mask=m_cov, other=0.0)
+        b_cov = tl.where(some, tl.load(old.covariance + o_cov, mask=m_cov, other=0.0), 0.0)
         b_away = b_v - b_value
         b_cov = (1 - share) * (b_cov + b_step[:, None] * (share * b_away)[None, :])
         b_value += share * b_away
