@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from triton import knobs
+from triton.language.target_info import is_hip
 
 # The interpreter multiplies bfloat16 wrongly; there the rounded numbers are multiplied in float32, which is the same.
 INTERPRETED: tl.constexpr = tl.constexpr(knobs.runtime.interpret)
@@ -76,7 +77,7 @@ def turn(b_x, b_cos, b_sin):
 @triton.jit
 def pin(b_x):
     """The block itself, which the compiler may then move but not compute again."""
-    if INTERPRETED:
+    if INTERPRETED or is_hip():
         return b_x
     else:
         return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [b_x], dtype=tl.float32, is_pure=False, pack=1)
@@ -93,8 +94,10 @@ def halves(b_x, PRECISION: tl.constexpr):
     """Two bfloat16 blocks whose sum has the first 16 bits of a float32 one; under other precisions the block twice."""
     if PRECISION == "split":
         b_x = b_x.to(tl.float32)
-        b_high = b_x.to(tl.bfloat16)
-        b_low = (b_x - b_high.to(tl.float32)).to(tl.bfloat16)
+        # Cut, not rounded: what is read back of a rounding would be converted number by number.
+        b_first = (b_x.to(tl.int32, bitcast=True) & -0x10000).to(tl.float32, bitcast=True)
+        b_high = b_first.to(tl.bfloat16)
+        b_low = (b_x - b_first).to(tl.bfloat16)
     else:
         b_high = b_x
         b_low = b_x

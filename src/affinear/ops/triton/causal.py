@@ -30,10 +30,13 @@ from .blocks import (
     load_block,
     load_turns,
     mean_weight,
+    no_sum,
     operand,
     product,
     store_block,
     token_product,
+    token_sum,
+    total,
     turn,
 )
 from .features import feature
@@ -181,6 +184,16 @@ def find_keys(x, i_b, i_n, o_n, m_n):
 
 
 @triton.jit
+def number_of(x, m_k, rows):
+    """How many of a chunk's keys take part, where `rows` are left from its first on."""
+    if x.p_mask is None:
+        number = tl.minimum(rows, m_k.shape[0])
+    else:
+        number = tl.sum(m_k.to(tl.int32), 0)
+    return number
+
+
+@triton.jit
 def find_first_key(x, i_b, begin, stop, SEGMENT: tl.constexpr):
     """The first key of a segment that takes part, or a row past its end."""
     if x.p_mask is not None:
@@ -287,13 +300,19 @@ def row_product(b_a, b_b, b_acc, PRECISION: tl.constexpr):
 
 @triton.jit
 def load_first(
-    x, i_b, i_n, i_g, m_n, o_d, o_e, MAP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, BD: tl.constexpr
+    x, i_b, i_n, i_g, some, o_d, o_e, MAP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, BD: tl.constexpr
 ):
-    """Features of one key, plain and turned, and its value."""
-    o_n = tl.arange(0, 1)
+    """Features of one key, plain and turned, and its value, if there is one.
+
+    They are the first row of a block, for the layout: what is told from them would be laid out like a block of one row.
+    """
+    o_n = tl.arange(0, FEW)
+    m_n = (o_n == 0) & some
     b_k = load_key(x, i_b, i_n, i_g, o_n, m_n, BD)
     b_cos, b_sin = load_positions(x, i_n, o_n, m_n, o_d)
     b_f, b_r = features_of(x, b_k, b_cos, b_sin, MAP, False, EVEN, PRECISION)
+    b_f = tl.where(m_n[:, None], b_f, 0.0)
+    b_r = tl.where(m_n[:, None], b_r, 0.0)
     b_v = load_value(x, i_b, i_n, i_g, o_n, m_n, o_e).to(tl.float32)
     return tl.sum(b_f, 0), tl.sum(b_r, 0), tl.sum(b_v, 0)
 
@@ -325,9 +344,9 @@ def open_past(
         b_value = tl.where(n > 0, b_value, 0.0)
         b_scatter = tl.where(n > 0, tl.trans(b_cov) * b_n, 0.0)
     i_n = find_first_key(x, i_b, begin, stop, SEGMENT)
-    m_n = (tl.arange(0, 1) + i_n < stop) & (n == 0)
+    some = (i_n < stop) & (n == 0)
     b_first_plain, b_first_turned, b_first = load_first(
-        x, i_b, first + i_n, i_g, m_n, o_d, o_e, MAP, EVEN, PRECISION, BD
+        x, i_b, first + i_n, i_g, some, o_d, o_e, MAP, EVEN, PRECISION, BD
     )
     b_plain = tl.where(n > 0, b_plain, b_first_plain)
     b_turned = tl.where(n > 0, b_turned, b_first_turned)
@@ -336,50 +355,63 @@ def open_past(
 
 
 @triton.jit
+def sum_rows(b_x, m_n):
+    """Sum of the rows `m_n` of a bfloat16 block, exactly."""
+    return total(token_sum(m_n.to(tl.float32).to(tl.bfloat16), b_x, no_sum(b_x.shape[1]), "split"))
+
+
+@triton.jit
 def load_keys(
-    x, i_b, i_n, i_g, o_n, m_n, m_k, o_e, b_cos, b_sin, n, b_plain, b_turned, b_value, b_first,
+    x, i_b, i_n, i_g, o_n, m_n, m_k, o_e, b_cos, b_sin, n, number, b_plain, b_turned, b_value, b_first,
     MAP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Features of a chunk, plain and turned, and values, as factors of products; what they sum to; values' reference.
 
     Features are told from their means before the chunk, and so are values, but bfloat16 ones are exact as they are:
-    the mean is then taken off the product.
+    the mean is then taken off the product. There, rows without a key hold anything: their values are zero, no query
+    sees them, and sums leave them out.
     """
     b_k = load_key(x, i_b, i_n, i_g, o_n, m_n, BD)
-    b_f, b_turn = features_of(x, b_k, b_cos, b_sin, MAP, False, EVEN, PRECISION)
-    b_f = centre(b_f, m_k, b_plain)
-    b_df = tl.sum(b_f, 0)
-    b_f = operand(b_f, ROUND)
-    b_r = b_f
-    b_dr = b_df
-    if x.p_turns is not None:
-        b_turn = centre(b_turn, m_k, b_turned)
-        b_dr = tl.sum(b_turn, 0)
-        b_r = operand(b_turn, ROUND)
+    b_f, b_r = features_of(x, b_k, b_cos, b_sin, MAP, False, EVEN, PRECISION)
     b_v = load_value(x, i_b, i_n, i_g, o_n, m_n, o_e)
-    b_dv = tl.sum(b_v.to(tl.float32), 0) - tl.sum(m_k.to(tl.float32), 0) * b_value
-    if not ROUND:
-        b_dv = tl.sum(centre(b_v.to(tl.float32), m_k, b_value), 0)
+    if ROUND:
+        b_f = operand(b_f - b_plain[None, :], True)
+        b_df = sum_rows(b_f, m_k)
+        b_dv = sum_rows(b_v, m_k) - number.to(tl.float32) * b_value
+    else:
+        b_f = centre(b_f, m_k, b_plain)
+        b_df = tl.sum(b_f, 0)
+        b_v = b_v.to(tl.float32)
+        b_dv = tl.sum(centre(b_v, m_k, b_value), 0)
         b_value = tl.where(n > 0, b_value, b_first)
-        b_v = centre(b_v.to(tl.float32), m_k, b_value)
+        b_v = centre(b_v, m_k, b_value)
+    if x.p_turns is None:
+        b_r = b_f
+        b_dr = b_df
+    elif ROUND:
+        b_r = operand(b_r - b_turned[None, :], True)
+        b_dr = sum_rows(b_r, m_k)
+    else:
+        b_r = centre(b_r, m_k, b_turned)
+        b_dr = tl.sum(b_r, 0)
     return b_f, b_r, b_v, b_df, b_dr, b_dv, b_value
 
 
 @triton.jit
 def absorb(
-    x, n, b_plain, b_turned, b_value, b_scatter, m_k, b_r, b_v, b_df, b_dr, b_dv,
+    x, n, number, b_plain, b_turned, b_value, b_scatter, m_k, b_r, b_v, b_df, b_dr, b_dv,
     PRECISION: tl.constexpr, ROUND: tl.constexpr,
 ):  # fmt: skip
-    """Take a chunk into the past: Welford's update.
+    """Take a chunk of so many keys into the past: Welford's update.
 
     The scatter (BE, BF) gains (v - mean before) (k - mean after)^T. Where keys are rounded for all products at once
     they are told from the mean before, and the values from the one after, which is as good.
     """
-    n += tl.sum(m_k.to(tl.int32), 0)
+    n += number
     share = 1 / tl.maximum(n, 1).to(tl.float32)
     b_value += share * b_dv
     if ROUND:
-        b_scatter -= b_value[:, None] * tl.sum(b_r.to(tl.float32), 0)[None, :]
+        b_scatter -= b_value[:, None] * b_dr[None, :]
     else:
         b_r = centre(b_r, m_k, share * b_dr)
     b_scatter = token_product(b_v, b_r, b_scatter, PRECISION)
@@ -418,12 +450,13 @@ def take_rows(
         i_r = first + i_n
         _n, m_k, m_n_load, m_k_load = find_rows(x, i_b, i_n, o_n, end)
         b_cos, b_sin = load_positions(x, i_r, o_n, m_n_load, o_d)
+        number = number_of(x, m_k, end - i_n)
         _f, b_r, b_v, b_df, b_dr, b_dv, _ref = load_keys(
-            x, i_b, i_r, i_g, o_n, m_k_load, m_k, o_e, b_cos, b_sin, n, b_plain, b_turned, b_value, b_first,
+            x, i_b, i_r, i_g, o_n, m_k_load, m_k, o_e, b_cos, b_sin, n, number, b_plain, b_turned, b_value, b_first,
             MAP, EVEN, PRECISION, ROUND, BD,
         )  # fmt: skip
         n, b_plain, b_turned, b_value, b_scatter = absorb(
-            x, n, b_plain, b_turned, b_value, b_scatter, m_k, b_r, b_v, b_df, b_dr, b_dv, PRECISION, ROUND
+            x, n, number, b_plain, b_turned, b_value, b_scatter, m_k, b_r, b_v, b_df, b_dr, b_dv, PRECISION, ROUND
         )
     return n, b_plain, b_turned, b_value, b_scatter
 
@@ -525,6 +558,18 @@ def find_pairs(x, o_n, m_k):
 
 
 @triton.jit
+def row_sums(b_x, b_weight, PRECISION: tl.constexpr, ROUND: tl.constexpr):
+    """`b_x @ b_weight` for a block and a vector; by the matrix units where the block is rounded for them anyway."""
+    if ROUND:
+        b_high, b_low = halves(tl.broadcast_to(b_weight[None, :], (16, b_x.shape[1])), PRECISION)
+        b_zero = tl.zeros((b_x.shape[0], 16), tl.float32)
+        b_sum = tl.max(product(operand(b_x, True), tl.trans(b_high), tl.trans(b_low), b_zero, PRECISION), 1)
+    else:
+        b_sum = tl.sum(b_x * b_weight[None, :], 1)
+    return b_sum
+
+
+@triton.jit
 def answer(
     x, b_f, b_r, b_kf, b_kr, b_v, m_see, n, b_share, b_plain, b_turned, b_value, b_scatter,
     GAIN: tl.constexpr, RELEASED: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
@@ -532,7 +577,7 @@ def answer(
     """Answers to the queries of a chunk, from its own keys and values and from the past they are told from."""
     b_zero = tl.zeros(m_see.shape, tl.float32)
     b_q = operand(b_r, ROUND)
-    b_past = tl.sum(b_f * b_plain[None, :], 1)
+    b_past = row_sums(b_f, b_plain, PRECISION, ROUND)
     b_s = tl.where(m_see, row_product(b_q, tl.trans(b_kr), b_zero, PRECISION), 0.0)
     b_mean = tl.sum(b_s, 1) * b_share
     b_own = b_mean
@@ -550,10 +595,11 @@ def answer(
         b_weight, _by_z, _by_added = mean_weight(b_z, b_added, GAIN)
         b_level *= b_weight
     b_slope = x.scale * b_gain * b_share
-    b_s = tl.where(m_see, b_s - b_mean[:, None], 0.0)
+    b_s -= b_mean[:, None]
     if not ROUND:
         # Centred scores sum to nothing but for rounding, which all values of a row would share: it is taken out.
-        b_s -= (b_share * (tl.sum(b_s, 1) - n.to(tl.float32) * b_mean))[:, None]
+        b_left = tl.sum(tl.where(m_see, b_s, 0.0), 1) - n.to(tl.float32) * b_mean
+        b_s -= (b_share * b_left)[:, None]
     b_w = (b_level * b_share)[:, None] + b_slope[:, None] * b_s
     b_w = operand(tl.where(m_see, b_w, 0.0), ROUND)
     b_high, b_low = halves(b_scatter, PRECISION)
@@ -576,8 +622,9 @@ def answer_rows(
         i_r = first + i_n
         m_n, m_k, m_n_load, m_k_load = find_rows(x, i_b, i_n, o_n, end)
         b_cos, b_sin = load_positions(x, i_r, o_n, m_n_load, o_d)
+        number = number_of(x, m_k, end - i_n)
         b_kf, b_kr, b_v, b_df, b_dr, b_dv, b_ref = load_keys(
-            x, i_b, i_r, i_g, o_n, m_k_load, m_k, o_e, b_cos, b_sin, n, b_plain, b_turned, b_value, b_first,
+            x, i_b, i_r, i_g, o_n, m_k_load, m_k, o_e, b_cos, b_sin, n, number, b_plain, b_turned, b_value, b_first,
             MAP, EVEN, PRECISION, ROUND, BD,
         )  # fmt: skip
         m_see = find_pairs(x, o_n, m_k)
@@ -592,7 +639,7 @@ def answer_rows(
             )  # fmt: skip
             store_block(p_o + ((i_b * length_of(x) + i_r) * x.H + i_h) * x.E, b_o, o_n, m_n, x.H * x.E, o_e, x.E)
         n, b_plain, b_turned, b_value, b_scatter = absorb(
-            x, n, b_plain, b_turned, b_value, b_scatter, m_k, b_kr, b_v, b_df, b_dr, b_dv, PRECISION, ROUND
+            x, n, number, b_plain, b_turned, b_value, b_scatter, m_k, b_kr, b_v, b_df, b_dr, b_dv, PRECISION, ROUND
         )
     return n, b_plain, b_turned, b_value, b_scatter
 

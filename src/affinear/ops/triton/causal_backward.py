@@ -39,6 +39,7 @@ from .causal import (
     load_positions,
     load_query,
     load_value,
+    number_of,
     open_past,
     past_of,
     plan_for,
@@ -95,7 +96,7 @@ def load_references(
         o_n = tl.arange(0, 1)
         m_n = find_keys(x, i_b, 0, o_n, o_n < length)
         seen = tl.max(m_n.to(tl.int32), 0) > 0
-        _plain, b_turned, b_first = load_first(x, i_b, first, i_g, m_n, o_d, o_e, MAP, EVEN, PRECISION, BD)
+        _plain, b_turned, b_first = load_first(x, i_b, first, i_g, seen, o_d, o_e, MAP, EVEN, PRECISION, BD)
         b_key = tl.where(seen, b_turned, b_key)
         b_value = tl.where(seen, b_first, b_value)
         if initial.count is not None:
@@ -226,8 +227,9 @@ def query_rows(
         i_r = first + i_n
         m_n, m_k, m_n_load, m_k_load = find_rows(x, i_b, i_n, o_n, end)
         b_cos, b_sin = load_positions(x, i_r, o_n, m_n_load, o_d)
+        number = number_of(x, m_k, end - i_n)
         b_kf, b_kr, b_v, b_dkf, b_dkr, b_dv, b_ref = load_keys(
-            x, i_b, i_r, i_g, o_n, m_k_load, m_k, o_e, b_cos, b_sin, n, b_plain, b_turned, b_value, b_first,
+            x, i_b, i_r, i_g, o_n, m_k_load, m_k, o_e, b_cos, b_sin, n, number, b_plain, b_turned, b_value, b_first,
             MAP, EVEN, PRECISION, ROUND, BD,
         )  # fmt: skip
         m_see = find_pairs(x, o_n, m_k)
@@ -248,7 +250,7 @@ def query_rows(
                 o_n, m_n, m_n, o_d, o_s, MAP, True, PRECISION, FIRST, LAST,
             )  # fmt: skip
         n, b_plain, b_turned, b_value, b_scatter = absorb(
-            x, n, b_plain, b_turned, b_value, b_scatter, m_k, b_kr, b_v, b_dkf, b_dkr, b_dv, PRECISION, ROUND
+            x, n, number, b_plain, b_turned, b_value, b_scatter, m_k, b_kr, b_v, b_dkf, b_dkr, b_dv, PRECISION, ROUND
         )
     return n, b_plain, b_turned, b_value, b_scatter
 
