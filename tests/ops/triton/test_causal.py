@@ -400,6 +400,13 @@ def test_values_with_a_large_mean(make: Make, judge: Judge):
 
 
 @interpreted
+@pytest.mark.parametrize("mechanism", ["mala", "inline"])
+def test_what_all_tokens_have_in_common_costs_bfloat16_nothing(mechanism: str, make: Make, judge: Judge):
+    problem = make(mechanism, length=200, width=32, values=32, dtype=SHORT, segment=128)
+    judge(replace(problem, key=problem.key + 3, value=problem.value + 5))
+
+
+@interpreted
 @pytest.mark.parametrize(("batch", "bounds"), [(2, None), (1, [0, 0, 0])])
 def test_no_token_leaves_the_state_as_it_was(batch: int, bounds: list[int] | None, make: Make):
     problem = make(batch=batch, length=0, state=True, bounds=bounds)

@@ -94,10 +94,8 @@ def halves(b_x, PRECISION: tl.constexpr):
     """Two bfloat16 blocks whose sum has the first 16 bits of a float32 one; under other precisions the block twice."""
     if PRECISION == "split":
         b_x = b_x.to(tl.float32)
-        # Cut, not rounded: what is read back of a rounding would be converted number by number.
-        b_first = (b_x.to(tl.int32, bitcast=True) & -0x10000).to(tl.float32, bitcast=True)
-        b_high = b_first.to(tl.bfloat16)
-        b_low = (b_x - b_first).to(tl.bfloat16)
+        b_high = b_x.to(tl.bfloat16)
+        b_low = (b_x - b_high.to(tl.float32)).to(tl.bfloat16)
     else:
         b_high = b_x
         b_low = b_x

@@ -34,6 +34,7 @@ from .blocks import (
     operand,
     product,
     store_block,
+    times_state,
     token_product,
     token_sum,
     total,
@@ -186,11 +187,7 @@ def find_keys(x, i_b, i_n, o_n, m_n):
 @triton.jit
 def number_of(x, m_k, rows):
     """How many of a chunk's keys take part, where `rows` are left from its first on."""
-    if x.p_mask is None:
-        number = tl.minimum(rows, m_k.shape[0])
-    else:
-        number = tl.sum(m_k.to(tl.int32), 0)
-    return number
+    return tl.minimum(rows, m_k.shape[0]) if x.p_mask is None else tl.sum(m_k.to(tl.int32), 0)
 
 
 @triton.jit
@@ -293,6 +290,18 @@ def row_product(b_a, b_b, b_acc, PRECISION: tl.constexpr):
         b_high, b_low = halves(b_b, PRECISION)
         b_acc = product(b_a, b_high, b_low, b_acc, PRECISION)
     return b_acc
+
+
+@triton.jit
+def row_sums(b_x, b_weight, PRECISION: tl.constexpr, ROUND: tl.constexpr):
+    """`b_x @ b_weight` for a block and a vector; by the matrix units where the block is rounded for them anyway."""
+    if ROUND:
+        b_high, b_low = halves(tl.broadcast_to(b_weight[None, :], (16, b_x.shape[1])), PRECISION)
+        b_zero = tl.zeros((b_x.shape[0], 16), tl.float32)
+        b_sum = tl.max(product(operand(b_x, True), tl.trans(b_high), tl.trans(b_low), b_zero, PRECISION), 1)
+    else:
+        b_sum = tl.sum(b_x.to(tl.float32) * b_weight[None, :], 1)
+    return b_sum
 
 
 # The past
@@ -558,18 +567,6 @@ def find_pairs(x, o_n, m_k):
 
 
 @triton.jit
-def row_sums(b_x, b_weight, PRECISION: tl.constexpr, ROUND: tl.constexpr):
-    """`b_x @ b_weight` for a block and a vector; by the matrix units where the block is rounded for them anyway."""
-    if ROUND:
-        b_high, b_low = halves(tl.broadcast_to(b_weight[None, :], (16, b_x.shape[1])), PRECISION)
-        b_zero = tl.zeros((b_x.shape[0], 16), tl.float32)
-        b_sum = tl.max(product(operand(b_x, True), tl.trans(b_high), tl.trans(b_low), b_zero, PRECISION), 1)
-    else:
-        b_sum = tl.sum(b_x * b_weight[None, :], 1)
-    return b_sum
-
-
-@triton.jit
 def answer(
     x, b_f, b_r, b_kf, b_kr, b_v, m_see, n, b_share, b_plain, b_turned, b_value, b_scatter,
     GAIN: tl.constexpr, RELEASED: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
@@ -603,7 +600,8 @@ def answer(
     b_w = (b_level * b_share)[:, None] + b_slope[:, None] * b_s
     b_w = operand(tl.where(m_see, b_w, 0.0), ROUND)
     b_high, b_low = halves(b_scatter, PRECISION)
-    b_o = product(b_q, tl.trans(b_high), tl.trans(b_low), tl.zeros((b_w.shape[0], b_v.shape[1]), tl.float32), PRECISION)
+    b_o = tl.zeros((b_w.shape[0], b_v.shape[1]), tl.float32)
+    b_o = times_state(b_q, tl.trans(b_high), tl.trans(b_low), b_o, PRECISION, ROUND)
     b_o = row_product(b_w, b_v, b_o * b_slope[:, None], PRECISION)
     if ROUND:
         b_level -= tl.sum(b_w.to(tl.float32), 1)

@@ -16,7 +16,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .blocks import channels, gain, halves, load_block, mean_weight, operand, product, store_block, token_product, turn
+from .blocks import (
+    INTERPRETED,
+    channels,
+    gain,
+    halves,
+    load_block,
+    mean_weight,
+    no_sum,
+    operand,
+    store_block,
+    times_state,
+    token_product,
+    token_sum,
+    total,
+    turn,
+)
 from .causal import (
     FEW,
     NOTHING,
@@ -50,9 +65,9 @@ from .rules import Rule
 from .sizes import cdiv
 from .statistics import Statistics
 
-# What is kept of every row, as told from the references: factor of a score, weight of a key that scores nothing, mean
-# gradient of all weights, and what z gives to every plain feature; in released networks with rotary positions also what
-# it gives to turned ones.
+# What is kept of every row, as told from the references: factor of a score, weight of a key that scores nothing, what
+# every turned feature of its chunk gets, over that factor, what those before get, and, where features are turned, what
+# every plain one gets. Rounded chunks have their values as they are, told from nothing; what is before them does not.
 ROWS: tl.constexpr = tl.constexpr(5)
 WIDE = 1024  # numbers that one program adds up
 
@@ -85,14 +100,11 @@ def load_references(
 ):  # fmt: skip
     """What the second scan tells keys and values from.
 
-    Where keys are rounded they are told from their mean in the end, and values, which are exact, from nothing. Else
-    both are told from where the scan forwards began, the means before it, or the first of them: for the few first rows
-    the means of all would be far off.
+    Where keys are rounded, the means in the end. Else where the scan forwards began, the means before it or the first
+    key: for the few first rows the means of all would be far off.
     """
     b_key, b_value = load_means(x, final, i, o_d, o_s, o_e)
-    if ROUND:
-        b_value = tl.zeros_like(b_value)
-    else:
+    if not ROUND:
         o_n = tl.arange(0, 1)
         m_n = find_keys(x, i_b, 0, o_n, o_n < length)
         seen = tl.max(m_n.to(tl.int32), 0) > 0
@@ -124,6 +136,14 @@ def unturn(x, b_f, b_r, b_cos, b_sin):
 
 
 @triton.jit
+def of_keys(x, b_x, m_k):
+    """Rows of keys that take part, zero elsewhere; past the end of a sequence nobody looks."""
+    if x.p_mask is not None:
+        b_x = tl.where(m_k[:, None], b_x, 0.0)
+    return b_x
+
+
+@triton.jit
 def store_token_gradient(
     x, p_dx, p_sum, i_row, H, b_x, b_f, b_df, o_n, m_n, m_k, o_d, o_s,
     MAP: tl.constexpr, QUERY: tl.constexpr, PRECISION: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
@@ -136,13 +156,44 @@ def store_token_gradient(
         b_df += tl.load(p_sum, mask=m_sum, other=0.0)
     if LAST:
         b_dx = feature_gradient(b_x, b_f, b_df, MAP, QUERY, PRECISION == "split")
-        b_dx = tl.where(m_k[:, None], b_dx, 0.0)
+        if not QUERY:
+            b_dx = of_keys(x, b_dx, m_k)
         store_block(p_dx + i_row * x.D, b_dx, o_n, m_n, H * x.D, tl.arange(0, b_x.shape[1]), x.D)
     else:
         tl.store(p_sum, b_df, mask=m_sum)
 
 
 # Queries
+
+
+@triton.jit
+def _add_two(a, b, other_a, other_b):
+    """Two sums at once."""
+    return a + other_a, b + other_b
+
+
+@triton.jit
+def sum_two(b_a, b_b):
+    """Sums of the rows of two blocks: together they wait for each other once, not twice."""
+    if INTERPRETED:
+        return tl.sum(b_a, 1), tl.sum(b_b, 1)
+    else:
+        return tl.reduce((b_a, b_b), 1, _add_two)
+
+
+@triton.jit
+def _add_three(a, b, c, other_a, other_b, other_c):
+    """Three sums at once."""
+    return a + other_a, b + other_b, c + other_c
+
+
+@triton.jit
+def sum_three(b_a, b_b, b_c):
+    """Sums of the rows of three blocks, likewise."""
+    if INTERPRETED:
+        return tl.sum(b_a, 1), tl.sum(b_b, 1), tl.sum(b_c, 1)
+    else:
+        return tl.reduce((b_a, b_b, b_c), 1, _add_three)
 
 
 @triton.jit
@@ -154,7 +205,7 @@ def query_gradient(
     """Gradients of the features of a chunk's queries, plain and turned; what keys will want of the rows is written."""
     b_zero = tl.zeros((m_see.shape[0], b_kr.shape[1]), tl.float32)
     b_wide = b_do.to(tl.float32)
-    b_past = tl.sum(b_wide * b_value[None, :], 1)
+    b_past, b_apart = sum_two(b_wide * b_value[None, :], b_wide * (b_value - b_value_mean)[None, :])
     b_p = row_product(b_do, tl.trans(b_v), tl.zeros(m_see.shape, tl.float32), PRECISION)
     if ROUND:
         b_p -= b_past[:, None]
@@ -162,8 +213,8 @@ def query_gradient(
     b_mean = tl.sum(b_p, 1) * b_share
     b_p = operand(tl.where(m_see, b_p - b_mean[:, None], 0.0), ROUND)
     b_high, b_low = halves(b_scatter, PRECISION)
-    b_dr = product(b_do, b_high, b_low, b_zero, PRECISION)
-    b_dr = row_product(b_p, b_kr, b_dr, PRECISION)
+    b_dr = times_state(b_do, b_high, b_low, b_zero, PRECISION, ROUND)
+    b_dr += row_product(b_p, b_kr, b_zero, PRECISION)
 
     # Running means: the sum over the keys in sight is a product with ones and zeros.
     b_one = operand(m_see.to(tl.float32), PRECISION == "split")
@@ -171,10 +222,13 @@ def query_gradient(
     b_turned_seen = b_seen
     if x.p_turns is not None:
         b_turned_seen = b_turned[None, :] + b_share[:, None] * row_product(b_one, b_kr, b_zero, PRECISION)
-    b_z = x.scale * tl.sum(b_f * b_seen, 1)
+    b_seen_score, b_away_score, b_dgain = sum_three(
+        b_f * b_seen, b_r * (b_turned_seen - b_key_mean[None, :]), b_r * b_dr
+    )
+    b_z = x.scale * b_seen_score
     b_gain, b_by_z = gain(b_z, GAIN, RELEASED)
     b_slope = x.scale * b_gain * b_share
-    b_dz = b_by_z * x.scale * b_share * tl.sum(b_r * b_dr, 1)
+    b_dz = b_by_z * x.scale * b_share * b_dgain
     b_level = tl.where(b_share > 0, 1.0, 0.0)
     b_dadded = tl.zeros_like(b_z)
     if RELEASED:
@@ -188,28 +242,32 @@ def query_gradient(
         if x.p_turns is not None:
             b_dadded = b_by_added * b_dlevel
     b_df = (x.scale * (b_dz - b_dadded))[:, None] * b_seen
-    b_weight = b_level * b_share - b_slope * tl.sum(b_r * (b_turned_seen - b_key_mean[None, :]), 1)
+    b_weight = b_level * b_share - b_slope * b_away_score
     b_dr = b_slope[:, None] * b_dr
     if RELEASED and x.p_turns is not None:
         b_dr += (x.scale * b_dadded)[:, None] * b_turned_seen
     if x.p_turns is None:
         b_dr += b_df
 
-    b_pull = tl.sum(b_wide * (b_value - b_value_mean)[None, :], 1) + b_mean
     b_lift = x.scale * b_share * (b_dz - b_dadded)
-    b_turned_lift = x.scale * b_share * b_dadded
+    b_pull = x.scale * b_share * b_dadded
+    if x.p_turns is None:
+        b_pull += b_lift
+    b_pull = tl.where(b_slope != 0, b_pull / tl.where(b_slope != 0, b_slope, 1.0), 0.0)
+    b_later = b_pull - (b_apart + b_mean)
+    b_pull = b_pull - (b_past + b_mean) if ROUND else b_later
     p_rows += o_n
     if not FIRST:
         b_pull += tl.load(p_rows + 2 * length_of(x), mask=m_n, other=0.0)
-        b_lift += tl.load(p_rows + 3 * length_of(x), mask=m_n, other=0.0)
+        b_later += tl.load(p_rows + 3 * length_of(x), mask=m_n, other=0.0)
     tl.store(p_rows, b_slope, mask=m_n)
     tl.store(p_rows + length_of(x), b_weight, mask=m_n)
     tl.store(p_rows + 2 * length_of(x), b_pull, mask=m_n)
-    tl.store(p_rows + 3 * length_of(x), b_lift, mask=m_n)
-    if RELEASED and x.p_turns is not None:
+    tl.store(p_rows + 3 * length_of(x), b_later, mask=m_n)
+    if x.p_turns is not None:
         if not FIRST:
-            b_turned_lift += tl.load(p_rows + 4 * length_of(x), mask=m_n, other=0.0)
-        tl.store(p_rows + 4 * length_of(x), b_turned_lift, mask=m_n)
+            b_lift += tl.load(p_rows + 4 * length_of(x), mask=m_n, other=0.0)
+        tl.store(p_rows + 4 * length_of(x), b_lift, mask=m_n)
     return b_df, b_dr
 
 
@@ -282,7 +340,7 @@ def query_kernel(
     if ROUND:
         n, b_plain, b_turned, b_value, b_scatter = query_rows(
             x, p_dq, p_sum, p_rows, i_b, i_g, first, begin, exact, stop, o_d, o_s, o_e,
-            n, b_plain, b_turned, b_value, b_scatter, b_first, tl.zeros_like(b_key_mean), b_value_mean,
+            n, b_plain, b_turned, b_value, b_scatter, b_first, tl.zeros_like(b_key_mean), tl.zeros_like(b_value_mean),
             MAP, EVEN, GAIN, RELEASED, PRECISION, False, FIRST, LAST, GROUP, FEW, BD,
         )  # fmt: skip
     query_rows(
@@ -296,35 +354,47 @@ def query_kernel(
 
 
 @triton.jit
-def load_rows(x, p_rows, o_n, m_n, RELEASED: tl.constexpr, FIRST: tl.constexpr):
+def load_rows(x, p_rows, o_n, m_n, FIRST: tl.constexpr):
     """What is kept of a chunk's rows. Only the first block of values counts what is no product with values."""
     p_rows += o_n
     b_slope = tl.load(p_rows, mask=m_n, other=0.0)
     b_level = tl.load(p_rows + length_of(x), mask=m_n, other=0.0)
     b_pull = tl.zeros_like(b_slope)
+    b_later = tl.zeros_like(b_slope)
     b_lift = tl.zeros_like(b_slope)
     if FIRST:
-        # Together: what every key gets from a row, and what it gets back because the row's mean moves.
-        b_pull = -b_slope * tl.load(p_rows + 2 * length_of(x), mask=m_n, other=0.0)
-        b_lift = tl.load(p_rows + 3 * length_of(x), mask=m_n, other=0.0)
-        if x.p_turns is None:
-            b_pull += b_lift
-        elif RELEASED:
-            b_pull += tl.load(p_rows + 4 * length_of(x), mask=m_n, other=0.0)
-    return b_slope, b_level, b_pull, b_lift
+        b_pull = tl.load(p_rows + 2 * length_of(x), mask=m_n, other=0.0)
+        b_later = tl.load(p_rows + 3 * length_of(x), mask=m_n, other=0.0)
+        if x.p_turns is not None:
+            b_lift = tl.load(p_rows + 4 * length_of(x), mask=m_n, other=0.0)
+    return b_slope, b_level, b_pull, b_later, b_lift
+
+
+@triton.jit
+def weighted_sum(b_weight, b_x, PRECISION: tl.constexpr, ROUND: tl.constexpr):
+    """Sum of a block's rows by their weights; by the matrix units where the block is bfloat16."""
+    if ROUND:
+        b_high, b_low = halves(b_weight, PRECISION)
+        b_sum = total(token_sum(b_high, b_x, token_sum(b_low, b_x, no_sum(b_x.shape[1]), PRECISION), PRECISION))
+    else:
+        b_sum = tl.sum(b_weight[:, None] * b_x.to(tl.float32), 0)
+    return b_sum
 
 
 @triton.jit
 def foresee(
-    x, b_sum, b_turned, b_plain, b_value, b_f, b_r, b_do, b_slope, b_level, b_pull, b_lift,
+    x, b_sum, b_turned, b_plain, b_value, b_f, b_r, b_scaled, b_do, b_slope, b_level, b_later, b_lift,
     PRECISION: tl.constexpr, ROUND: tl.constexpr,
 ):  # fmt: skip
-    """Add the queries of a chunk to what earlier keys will get: sum (BE, BF), and what does not depend on them."""
-    b_sum = token_product(b_do, operand(b_slope[:, None] * b_r, ROUND), b_sum, PRECISION)
-    b_turned += tl.sum(b_pull[:, None] * b_r, 0)
+    """Add the queries of a chunk to what earlier keys will get: sum (BE, BF), and what does not depend on them.
+
+    Turned features times their slopes come as `b_scaled`, too.
+    """
+    b_sum = token_product(b_do, b_scaled, b_sum, PRECISION)
+    b_turned += tl.sum((b_slope * b_later)[:, None] * b_r, 0)
     if x.p_turns is not None:
         b_plain += tl.sum(b_lift[:, None] * b_f, 0)
-    b_value += tl.sum(b_level[:, None] * b_do.to(tl.float32), 0)
+    b_value += weighted_sum(b_level, b_do, PRECISION, ROUND)
     return b_sum, b_turned, b_plain, b_value
 
 
@@ -364,10 +434,12 @@ def sum_queries_kernel(
             b_q = load_query(x, i_b, i_r, i_h, o_n, m_n, BD)
             b_do = load_gradient(x, i_b, i_r, i_h, o_n, m_n, o_e)
             b_f, b_r = features_of(x, b_q, b_cos, b_sin, MAP, True, EVEN, PRECISION)
-            b_slope, b_level, b_pull, b_lift = load_rows(x, rows_at(x, p_rows, i_b, i_r, i_h), o_n, m_n, RELEASED, True)
+            p_row = rows_at(x, p_rows, i_b, i_r, i_h)
+            b_slope, b_level, _pull, b_later, b_lift = load_rows(x, p_row, o_n, m_n, True)
             b_sum, b_turned, b_plain, b_value = foresee(
-                x, b_sum, b_turned, b_plain, b_value, b_f, b_r, b_do, b_slope, b_level, b_pull, b_lift, PRECISION, ROUND
-            )
+                x, b_sum, b_turned, b_plain, b_value, b_f, b_r, operand(b_slope[:, None] * b_r, ROUND), b_do,
+                b_slope, b_level, b_later, b_lift, PRECISION, ROUND,
+            )  # fmt: skip
     p_sum, p_turned, p_plain, p_value, m_sum = sums_at(x, p_sums, i_t * x.G + i_g, o_d, o_s, o_e)
     tl.store(p_sum, b_sum, mask=m_sum)
     tl.store(p_turned, b_turned, mask=(o_d < x.D) & (i_e == 0))
@@ -435,21 +507,23 @@ def open_future(
 
 @triton.jit
 def pair_gradients(
-    x, b_df, b_dr, b_dv, b_kr, b_v, b_f, b_r, b_do, m_see, b_slope, b_level, b_pull, b_lift,
+    x, b_df, b_dr, b_dv, b_kr, b_v, b_f, b_q, b_do, m_seen, b_level, b_pull, b_lift,
     PRECISION: tl.constexpr, ROUND: tl.constexpr,
 ):  # fmt: skip
-    """Add to the gradients of a chunk's keys and values what its own queries have for them."""
-    b_zero = tl.zeros(m_see.shape, tl.float32)
-    b_q = operand(b_r, ROUND)
-    b_w = row_product(b_q, tl.trans(b_kr), b_zero, PRECISION)
-    b_w = tl.where(m_see, b_level[:, None] + b_slope[:, None] * b_w, 0.0)
-    b_dv = token_product(operand(b_w, ROUND), b_do, b_dv, PRECISION)
-    b_p = row_product(b_do, tl.trans(b_v), b_zero, PRECISION)
-    b_p = tl.where(m_see, b_pull[:, None] + b_slope[:, None] * b_p, 0.0)
-    b_dr = token_product(operand(b_p, ROUND), b_q, b_dr, PRECISION)
+    """Add to the gradients of a chunk's keys and values what its own queries have for them.
+
+    Pairs are keys by queries: what comes of one product is then the first factor of the next as it lies.
+    """
+    b_zero = tl.zeros(m_seen.shape, tl.float32)
+    b_w = row_product(b_kr, tl.trans(b_q), b_zero, PRECISION)
+    b_w = tl.where(m_seen, b_level[None, :] + b_w, 0.0)
+    b_dv = row_product(operand(b_w, ROUND), b_do, b_dv, PRECISION)
+    b_p = row_product(b_v, tl.trans(b_do), b_zero, PRECISION)
+    b_p = tl.where(m_seen, b_pull[None, :] + b_p, 0.0)
+    b_dr = row_product(operand(b_p, ROUND), b_q, b_dr, PRECISION)
     if x.p_turns is not None:
-        b_p = operand(tl.where(m_see, b_lift[:, None], 0.0), ROUND)
-        b_df = token_product(b_p, operand(b_f, ROUND), b_df, PRECISION)
+        b_p = operand(tl.where(m_seen, b_lift[None, :], 0.0), ROUND)
+        b_df = row_product(b_p, operand(b_f, ROUND), b_df, PRECISION)
     return b_df, b_dr, b_dv
 
 
@@ -475,29 +549,40 @@ def key_rows(
         b_v = load_value(x, i_b, i_r, i_g, o_n, m_k_load, o_e)
         if not AS_THEY_ARE:
             b_v = centre(b_v.to(tl.float32), m_k, b_value_mean)
+        # Sums of their own: matrix units that add to one of before would compute it twice.
         b_high, b_low = halves(b_sum, PRECISION)
-        b_df = tl.zeros(b_kr.shape, tl.float32) + b_plain[None, :]
-        b_dr = product(b_v, b_high, b_low, tl.zeros(b_kr.shape, tl.float32) + b_turned[None, :], PRECISION)
-        b_dv = tl.zeros((BC, b_value.shape[0]), tl.float32) + b_value[None, :]
-        b_dv = product(b_kr, tl.trans(b_high), tl.trans(b_low), b_dv, PRECISION)
-        m_see = find_pairs(x, o_n, m_k)
+        b_df_later = tl.zeros(b_kr.shape, tl.float32) + b_plain[None, :]
+        b_common = b_turned
+        if ROUND:
+            b_common -= weighted_sum(b_value_mean, b_high, PRECISION, True)
+        b_dr_later = tl.zeros(b_kr.shape, tl.float32) + b_common[None, :]
+        b_dr_later = times_state(b_v, b_high, b_low, b_dr_later, PRECISION, ROUND)
+        b_dv_later = tl.zeros((BC, b_value.shape[0]), tl.float32) + b_value[None, :]
+        b_dv_later = times_state(b_kr, tl.trans(b_high), tl.trans(b_low), b_dv_later, PRECISION, ROUND)
+        b_df = tl.zeros_like(b_df_later)
+        b_dr = tl.zeros_like(b_dr_later)
+        b_dv = tl.zeros_like(b_dv_later)
+        m_seen = o_n[:, None] <= o_n[None, :]
         for j_h in range(GROUP):
             i_h = i_g * GROUP + j_h
             b_q = load_query(x, i_b, i_r, i_h, o_n, m_n_load, BD)
             b_do = load_gradient(x, i_b, i_r, i_h, o_n, m_n_load, o_e)
             b_f, b_r = features_of(x, b_q, b_cos, b_sin, MAP, True, EVEN, PRECISION)
-            b_slope, b_level, b_pull, b_lift = load_rows(
-                x, rows_at(x, p_rows, i_b, i_r, i_h), o_n, m_n_load, RELEASED, FIRST
-            )
+            p_row = rows_at(x, p_rows, i_b, i_r, i_h)
+            b_slope, b_level, b_pull, b_later, b_lift = load_rows(x, p_row, o_n, m_n_load, FIRST)
+            b_scaled = operand(b_slope[:, None] * b_r, ROUND)
             b_df, b_dr, b_dv = pair_gradients(
-                x, b_df, b_dr, b_dv, b_kr, b_v, b_f, b_r, b_do, m_see, b_slope, b_level, b_pull, b_lift,
+                x, b_df, b_dr, b_dv, b_kr, b_v, b_f, b_scaled, b_do, m_seen, b_level, b_pull, b_lift, PRECISION, ROUND
+            )
+            b_sum, b_turned, b_plain, b_value = foresee(
+                x, b_sum, b_turned, b_plain, b_value, b_f, b_r, b_scaled, b_do, b_slope, b_level, b_later, b_lift,
                 PRECISION, ROUND,
             )  # fmt: skip
-            b_sum, b_turned, b_plain, b_value = foresee(
-                x, b_sum, b_turned, b_plain, b_value, b_f, b_r, b_do, b_slope, b_level, b_pull, b_lift, PRECISION, ROUND
-            )
+        b_df += b_df_later
+        b_dr += b_dr_later
+        b_dv += b_dv_later
         i_row = (i_b * length_of(x) + i_r) * x.G + i_g
-        store_block(p_dv + i_row * x.E, tl.where(m_k[:, None], b_dv, 0.0), o_n, m_n, x.G * x.E, o_e, x.E)
+        store_block(p_dv + i_row * x.E, of_keys(x, b_dv, m_k), o_n, m_n, x.G * x.E, o_e, x.E)
         store_token_gradient(
             x, p_dk, p_partial, i_row, x.G, b_k, b_kf, unturn(x, b_df, b_dr, b_cos, b_sin),
             o_n, m_n, m_k, o_d, o_s, MAP, False, PRECISION, FIRST, LAST,
@@ -566,7 +651,9 @@ def key_kernel(
     if ROUND:
         # The few first rows are not rounded, and told from nothing; so is then all that they are added to.
         b_value -= tl.sum(b_sum * b_key_mean[None, :], 1)
+        b_turned -= tl.sum(b_sum * b_value_mean[:, None], 0)
         b_key_mean = tl.zeros_like(b_key_mean)
+        b_value_mean = tl.zeros_like(b_value_mean)
         b_sum, b_turned, b_plain, b_value = key_rows(
             x, p_dk, p_dv, p_partial, p_rows, i_b, i_g, first, begin, exact, stop, o_d, o_s, o_e,
             b_sum, b_turned, b_plain, b_value, b_key_mean, b_value_mean,
