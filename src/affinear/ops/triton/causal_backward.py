@@ -536,6 +536,8 @@ def key_rows(
     BC: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Gradients of keys and values from `begin` to `stop`, last chunk first, of a segment up to `end`."""
+    # Two groups of warps both compute a product that another one adds to: with wide states those stay apart.
+    APART: tl.constexpr = b_sum.shape[0] * b_sum.shape[1] > 64 * 64
     o_n = tl.arange(0, BC)
     number = tl.cdiv(stop - begin, BC)
     for i in range(number):
@@ -549,19 +551,19 @@ def key_rows(
         b_v = load_value(x, i_b, i_r, i_g, o_n, m_k_load, o_e)
         if not AS_THEY_ARE:
             b_v = centre(b_v.to(tl.float32), m_k, b_value_mean)
-        # Sums of their own: matrix units that add to one of before would compute it twice.
         b_high, b_low = halves(b_sum, PRECISION)
-        b_df_later = tl.zeros(b_kr.shape, tl.float32) + b_plain[None, :]
         b_common = b_turned
         if ROUND:
             b_common -= weighted_sum(b_value_mean, b_high, PRECISION, True)
+        b_df = tl.zeros(b_kr.shape, tl.float32) + b_plain[None, :]
         b_dr_later = tl.zeros(b_kr.shape, tl.float32) + b_common[None, :]
-        b_dr_later = times_state(b_v, b_high, b_low, b_dr_later, PRECISION, ROUND)
         b_dv_later = tl.zeros((BC, b_value.shape[0]), tl.float32) + b_value[None, :]
-        b_dv_later = times_state(b_kr, tl.trans(b_high), tl.trans(b_low), b_dv_later, PRECISION, ROUND)
-        b_df = tl.zeros_like(b_df_later)
-        b_dr = tl.zeros_like(b_dr_later)
-        b_dv = tl.zeros_like(b_dv_later)
+        if APART:
+            b_dr = tl.zeros_like(b_dr_later)
+            b_dv = tl.zeros_like(b_dv_later)
+        else:
+            b_dr = times_state(b_v, b_high, b_low, b_dr_later, PRECISION, ROUND)
+            b_dv = times_state(b_kr, tl.trans(b_high), tl.trans(b_low), b_dv_later, PRECISION, ROUND)
         m_seen = o_n[:, None] <= o_n[None, :]
         for j_h in range(GROUP):
             i_h = i_g * GROUP + j_h
@@ -578,9 +580,9 @@ def key_rows(
                 x, b_sum, b_turned, b_plain, b_value, b_f, b_r, b_scaled, b_do, b_slope, b_level, b_later, b_lift,
                 PRECISION, ROUND,
             )  # fmt: skip
-        b_df += b_df_later
-        b_dr += b_dr_later
-        b_dv += b_dv_later
+        if APART:
+            b_dr += times_state(b_v, b_high, b_low, b_dr_later, PRECISION, ROUND)
+            b_dv += times_state(b_kr, tl.trans(b_high), tl.trans(b_low), b_dv_later, PRECISION, ROUND)
         i_row = (i_b * length_of(x) + i_r) * x.G + i_g
         store_block(p_dv + i_row * x.E, of_keys(x, b_dv, m_k), o_n, m_n, x.G * x.E, o_e, x.E)
         store_token_gradient(
