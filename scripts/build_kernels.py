@@ -194,8 +194,8 @@ def name_of(kernel: JITFunction[Any]) -> tuple[str, str]:
 
 
 @contextmanager
-def building(case: Case, until: str, report: Callable[[Build], None]) -> Generator[None, None, None]:
-    """Within, launches compile what was not compiled before, and that is reported; nothing runs."""
+def building(case: Case, until: str, report: Callable[[Build, Any], None]) -> Generator[None, None, None]:
+    """Within, launches compile what was not compiled before, and that is reported, with Triton's own; nothing runs."""
     jit: Any = JITFunction
     run, compile_ = jit.run, jit._do_compile
     seen = set[str]()
@@ -208,11 +208,11 @@ def building(case: Case, until: str, report: Callable[[Build], None]) -> Generat
         if until != "launch":
             built = compile_(self, key, *rest)
             seconds = time.perf_counter() - start
-            report(Build(name, str(case), seconds, built.metadata.shared, *resources(built)))
+            report(Build(name, str(case), seconds, built.metadata.shared, *resources(built)), built)
             return built
         if name + key not in seen:
             seen.add(name + key)
-            report(Build(name, str(case), 0.0))
+            report(Build(name, str(case), 0.0), None)
         return None
 
     jit.run, jit._do_compile = warm_up, build
@@ -275,7 +275,7 @@ def main() -> None:
         stop_before_assembling(chip)
     builds: list[Build] = []
 
-    def report(build: Build) -> None:
+    def report(build: Build, _built: Any) -> None:
         builds.append(build)
         if not arguments.json:
             print(build, flush=True)
