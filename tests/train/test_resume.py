@@ -210,20 +210,34 @@ def test_weights_of_another_network_in_a_checkpoint_are_refused(tmp_path: Path, 
         train(torn, images=images)
 
 
+class Everyone(Progress):
+    """Signals to all processes of a run after a step: to the readers one of their own."""
+
+    def __init__(self, at: int, to_readers: signal.Signals):
+        super().__init__()
+        self._at, self._to_readers = at, to_readers
+
+    def step(self, step: int, loss: float, images: int) -> None:
+        if step == self._at:
+            for reader in multiprocessing.active_children():
+                os.kill(reader.pid or 0, self._to_readers)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.2)
+
+
+def test_a_signal_to_the_whole_group_saves(tmp_path: Path, whole: Path, images: Images):
+    """As torchrun sends it."""
+    torn = run_of(tmp_path / "torn", workers=1, save_every=0)
+    with pytest.raises(Interrupted, match=rf"after step 3 of {STEPS}, and saved to"):
+        train(torn, images=images, progress=Everyone(3, signal.SIGTERM))
+    train(torn, images=images)
+    same(whole, torn.output)
+
+
 def test_a_signal_that_ends_the_readers_too_loses_only_what_was_not_saved(tmp_path: Path, whole: Path, images: Images):
-    """As torchrun sends it: to the whole group of processes."""
-
-    class Everyone(Progress):
-        def step(self, step: int, loss: float, images: int) -> None:
-            if step == 3:
-                for reader in multiprocessing.active_children():
-                    os.kill(reader.pid or 0, signal.SIGKILL)
-                os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(0.2)
-
     torn = run_of(tmp_path / "torn", workers=1)
     with pytest.raises(Interrupted, match="goes on from there") as stop:
-        train(torn, images=images, progress=Everyone())
+        train(torn, images=images, progress=Everyone(3, signal.SIGKILL))
     assert stop.value.exit_code == 143
     train(torn, images=images)
     same(whole, torn.output)

@@ -96,11 +96,13 @@ def _loader(samples: Samples, batches: Batches, full: bool = True) -> DataLoader
         collate_fn=cast("Any", as_it_is if full else without_fillers),  # typed for lists alone
         pin_memory=torch.cuda.is_available(),
         persistent_workers=workers > 0,
-        worker_init_fn=_ignore_interrupts,
+        worker_init_fn=_ignore_signals,
         generator=torch.Generator(),  # its own, or every epoch would draw a number from the global one
     )
 
 
-def _ignore_interrupts(worker: int) -> None:
-    # Ctrl-C reaches all processes; the one that trains decides when to stop, and still wants the batches it asked for.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _ignore_signals(worker: int) -> None:
+    # Ctrl-C reaches all processes, and so does torchrun's SIGTERM; the one that trains decides when to stop, and still
+    # wants the batches it asked for. A reader ends when it is told to, or when its trainer is gone.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
