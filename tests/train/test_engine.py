@@ -219,6 +219,14 @@ def test_a_folder_of_other_things_is_refused(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["photo.jpg"]
 
 
+def test_a_run_that_was_killed_as_it_began_leaves_a_folder_for_the_next(tmp_path: Path):
+    images, run = images_of(20), run_of(tmp_path / "run", epochs=1)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".run.json.4711.part").write_text('{"mod')
+    (tmp_path / "run" / f".{'0' * 32}").touch()
+    assert len(train(run, images=images).epochs) == 1
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(SaveError, match=r"cannot be written to: Not a directory\. Give --output another folder"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import uuid
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from .records import EVENTS, LOG
 
 RUN, CURVES = "run.json", "curves.png"
 OWN = (RUN, LOG, BEST, LAST, CURVES, EVENTS)
+DRAFT = re.compile(r"\.(run\.json\.\d+\.part|[0-9a-f]{32})")  # what a run leaves that is killed as it begins
 PACKAGES = ("timm", "accelerate", "safetensors", "numpy")
 
 
@@ -52,7 +54,7 @@ def enter(folder: Path, about: Mapping[str, Any], *, resume: bool, force: bool) 
                 "give --output another folder."
             )
         _clear(folder)
-    elif folder.is_dir() and any(folder.iterdir()):
+    elif folder.is_dir() and any(not DRAFT.fullmatch(path.name) for path in folder.iterdir()):
         raise OtherRun(f"{folder} holds other files and no run. Give --output a new or an empty folder.")
     _check_writable(folder)
     return None
