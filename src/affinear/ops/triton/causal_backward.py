@@ -69,6 +69,7 @@ from .statistics import Statistics
 # every turned feature of its chunk gets, over that factor, what those before get, and, where features are turned, what
 # every plain one gets. Rounded chunks have their values as they are, told from nothing; what is before them does not.
 ROWS: tl.constexpr = tl.constexpr(5)
+TALL: tl.constexpr = tl.constexpr(64)  # rows of a chunk that the matrix units of a Hopper take at a time
 WIDE = 1024  # numbers that one program adds up
 
 
@@ -96,15 +97,19 @@ def load_means(x, state, i, o_d, o_s, o_e):
 @triton.jit
 def load_references(
     x, initial, final, i, i_b, i_g, first, length, o_d, o_s, o_e,
-    MAP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr, BD: tl.constexpr,
+    MAP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
+    BC: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """What the second scan tells keys and values from.
 
-    Where keys are rounded, the means in the end. Else where the scan forwards began, the means before it or the first
-    key: for the few first rows the means of all would be far off.
+    Where keys are rounded, the means in the end; values of small chunks, which meet the state in two halves, nothing.
+    Else where the scan forwards began, the means before it or the first key: for the few first rows the means of all
+    would be far off.
     """
     b_key, b_value = load_means(x, final, i, o_d, o_s, o_e)
-    if not ROUND:
+    if ROUND and BC < TALL:
+        b_value = tl.zeros_like(b_value)
+    elif not ROUND:
         o_n = tl.arange(0, 1)
         m_n = find_keys(x, i_b, 0, o_n, o_n < length)
         seen = tl.max(m_n.to(tl.int32), 0) > 0
@@ -335,7 +340,7 @@ def query_kernel(
     )  # fmt: skip
     b_key_mean, b_value_mean = load_references(
         x, initial, final, i_s * x.G + i_g, i_b, i_g, first, length, o_d, o_s, o_e,
-        MAP, EVEN, PRECISION, ROUND, BD,
+        MAP, EVEN, PRECISION, ROUND, BC, BD,
     )  # fmt: skip
     if ROUND:
         n, b_plain, b_turned, b_value, b_scatter = query_rows(
@@ -372,8 +377,8 @@ def load_rows(x, p_rows, o_n, m_n, FIRST: tl.constexpr):
 
 @triton.jit
 def weighted_sum(b_weight, b_x, PRECISION: tl.constexpr, ROUND: tl.constexpr):
-    """Sum of a block's rows by their weights; by the matrix units where the block is bfloat16."""
-    if ROUND:
+    """Sum of a block's rows by their weights; by the matrix units where the block is bfloat16 and tall."""
+    if ROUND and b_x.shape[0] >= TALL:
         b_high, b_low = halves(b_weight, PRECISION)
         b_sum = total(token_sum(b_high, b_x, token_sum(b_low, b_x, no_sum(b_x.shape[1]), PRECISION), PRECISION))
     else:
@@ -391,7 +396,11 @@ def foresee(
     Turned features times their slopes come as `b_scaled`, too.
     """
     b_sum = token_product(b_do, b_scaled, b_sum, PRECISION)
-    b_turned += tl.sum((b_slope * b_later)[:, None] * b_r, 0)
+    if b_scaled.shape[0] < TALL:
+        # What values have in common cancels between this and the sum above: one rounding is in both.
+        b_turned += tl.sum(b_later[:, None] * b_scaled.to(tl.float32), 0)
+    else:
+        b_turned += tl.sum((b_slope * b_later)[:, None] * b_r, 0)
     if x.p_turns is not None:
         b_plain += tl.sum(b_lift[:, None] * b_f, 0)
     b_value += weighted_sum(b_level, b_do, PRECISION, ROUND)
@@ -536,8 +545,10 @@ def key_rows(
     BC: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Gradients of keys and values from `begin` to `stop`, last chunk first, of a segment up to `end`."""
-    # Two groups of warps both compute a product that another one adds to: with wide states those stay apart.
-    APART: tl.constexpr = b_sum.shape[0] * b_sum.shape[1] > 64 * 64
+    # Two groups of warps both compute a product that another one adds to. So tall chunks meet the state in one product,
+    # with values told from their mean; and, where the state is wide, apart from what their own queries give.
+    ONCE: tl.constexpr = ROUND and BC >= TALL
+    APART: tl.constexpr = b_sum.shape[0] * b_sum.shape[1] > 64 * 64 and BC >= TALL
     o_n = tl.arange(0, BC)
     number = tl.cdiv(stop - begin, BC)
     for i in range(number):
@@ -553,7 +564,7 @@ def key_rows(
             b_v = centre(b_v.to(tl.float32), m_k, b_value_mean)
         b_high, b_low = halves(b_sum, PRECISION)
         b_common = b_turned
-        if ROUND:
+        if ONCE:
             b_common -= weighted_sum(b_value_mean, b_high, PRECISION, True)
         b_df = tl.zeros(b_kr.shape, tl.float32) + b_plain[None, :]
         b_dr_later = tl.zeros(b_kr.shape, tl.float32) + b_common[None, :]
@@ -562,8 +573,8 @@ def key_rows(
             b_dr = tl.zeros_like(b_dr_later)
             b_dv = tl.zeros_like(b_dv_later)
         else:
-            b_dr = times_state(b_v, b_high, b_low, b_dr_later, PRECISION, ROUND)
-            b_dv = times_state(b_kr, tl.trans(b_high), tl.trans(b_low), b_dv_later, PRECISION, ROUND)
+            b_dr = times_state(b_v, b_high, b_low, b_dr_later, PRECISION, ONCE)
+            b_dv = times_state(b_kr, tl.trans(b_high), tl.trans(b_low), b_dv_later, PRECISION, ONCE)
         m_seen = o_n[:, None] <= o_n[None, :]
         for j_h in range(GROUP):
             i_h = i_g * GROUP + j_h
@@ -581,8 +592,8 @@ def key_rows(
                 PRECISION, ROUND,
             )  # fmt: skip
         if APART:
-            b_dr += times_state(b_v, b_high, b_low, b_dr_later, PRECISION, ROUND)
-            b_dv += times_state(b_kr, tl.trans(b_high), tl.trans(b_low), b_dv_later, PRECISION, ROUND)
+            b_dr += times_state(b_v, b_high, b_low, b_dr_later, PRECISION, ONCE)
+            b_dv += times_state(b_kr, tl.trans(b_high), tl.trans(b_low), b_dv_later, PRECISION, ONCE)
         i_row = (i_b * length_of(x) + i_r) * x.G + i_g
         store_block(p_dv + i_row * x.E, of_keys(x, b_dv, m_k), o_n, m_n, x.G * x.E, o_e, x.E)
         store_token_gradient(
@@ -640,7 +651,7 @@ def key_kernel(
     exact = find_exact(n, begin, stop, find_first_key(x, i_b, begin, stop, SEGMENT), ROUND, BC)
     b_key_mean, b_value_mean = load_references(
         x, initial, final, i_s * x.G + i_g, i_b, i_g, first, length, o_d, o_s, o_e,
-        MAP, EVEN, PRECISION, ROUND, BD,
+        MAP, EVEN, PRECISION, ROUND, BC, BD,
     )  # fmt: skip
     b_sum, b_turned, b_plain, b_value = open_future(
         x, p_sums, dfinal, final, i_t, i_s, i_g, o_d, o_s, o_e, b_key_mean, b_value_mean, SEVERAL, FIRST, BF, BE
