@@ -239,6 +239,15 @@ def stop_before_assembling(chip: Chip) -> None:
     backend.add_stages = add_few
 
 
+def inspect(cubin: bytes, tool: str, *options: str) -> str:
+    """What one of the tools that come with Triton says of a binary."""
+    path = Path(triton.__file__).parent / "backends/nvidia/bin" / tool
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run([path, *options, file.name], capture_output=True, text=True, check=True).stdout
+
+
 def resources(built: Any) -> tuple[int | None, int | None]:
     """Registers of a thread, and bytes that did not fit into them."""
     if built.asm.get("hsaco"):
@@ -249,14 +258,22 @@ def resources(built: Any) -> tuple[int | None, int | None]:
         return registers, spilled
     if not built.asm.get("cubin"):
         return None, None
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(built.asm["cubin"])
-        file.flush()
-        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-        usage = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
-    found = re.search(r"REG:(\d+) STACK:(\d+)", usage.stdout)
-    assert found is not None, usage.stdout
+    usage = inspect(built.asm["cubin"], "cuobjdump", "--dump-resource-usage")
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert found is not None, usage
     return int(found[1]), int(found[2])
+
+
+def build_all(chip: Chip, cases: list[Case], until: str, report: Callable[[Build, Any], None]) -> None:
+    """Build the cases for a chip, with nothing cached."""
+    elsewhere: Any = Elsewhere(chip.target)
+    driver.set_active(elsewhere)
+    torch.version.hip = "elsewhere" if chip.target.backend == "hip" else None
+    with tempfile.TemporaryDirectory() as cache:
+        knobs.cache.dir = cache
+        for case in cases:
+            with building(case, until, report):
+                case.run()
 
 
 def main() -> None:
@@ -268,9 +285,6 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="for a program to read")
     arguments = parser.parse_args()
     chip = CHIPS[arguments.chip]
-    elsewhere: Any = Elsewhere(chip.target)
-    driver.set_active(elsewhere)
-    torch.version.hip = "elsewhere" if chip.target.backend == "hip" else None
     if arguments.until == "shared":
         stop_before_assembling(chip)
     builds: list[Build] = []
@@ -280,11 +294,7 @@ def main() -> None:
         if not arguments.json:
             print(build, flush=True)
 
-    with tempfile.TemporaryDirectory() as cache:
-        knobs.cache.dir = cache
-        for case in arguments.case:
-            with building(case, arguments.until, report):
-                case.run()
+    build_all(chip, arguments.case, arguments.until, report)
     if arguments.json:
         told = {"triton": triton.__version__, "shared": chip.shared, "kernels": discover()}
         json.dump({**told, "builds": [asdict(build) for build in builds]}, sys.stdout)

@@ -11,17 +11,12 @@ from __future__ import annotations
 
 import argparse
 import re
-import subprocess
-import tempfile
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import build_kernels
-import triton
-from triton import knobs
-from triton.runtime import driver
 
 LABEL = re.compile(r"\s*(\.L_x_\d+):")
 SOURCE = re.compile(r'//## File "([^"]*)", line (\d+)')
@@ -46,15 +41,10 @@ class Instruction:
 
 def disassemble(cubin: bytes) -> tuple[list[Instruction], dict[str, int]]:
     """All instructions, and where labels point to."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        tool = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
-        text = subprocess.run([tool, "-c", "-g", file.name], capture_output=True, text=True, check=True).stdout
     instructions: list[Instruction] = []
     labels: dict[str, int] = {}
     source = ""
-    for line in text.splitlines():
+    for line in build_kernels.inspect(cubin, "nvdisasm", "-c", "-g").splitlines():
         if found := LABEL.match(line):
             labels[found[1]] = len(instructions)
         elif found := SOURCE.search(line):
@@ -71,11 +61,10 @@ def loops(instructions: list[Instruction], labels: dict[str, int]) -> list[list[
     return [instructions[begin:end] for begin, end in sorted(spans) if end - begin > SHORT]
 
 
-def describe(kernel: str, built: Any, lines: int) -> str:
+def describe(build: build_kernels.Build, cubin: bytes, lines: int) -> str:
     """What a kernel needs of its chip, and what its loops are made of."""
-    registers, spilled = build_kernels.resources(built)
-    parts = [f"{kernel}: {registers} registers, {spilled} B spilled, {built.metadata.shared} B shared"]
-    for body in loops(*disassemble(built.asm["cubin"])):
+    parts = [str(build)]
+    for body in loops(*disassemble(cubin)):
         names = Counter(x.name for x in body)
         parts.append(f"  loop of {len(body)}: " + ", ".join(f"{name} {n}" for name, n in names.most_common(12)))
         for source, number in Counter(x.source for x in body).most_common(lines):
@@ -94,18 +83,12 @@ def main() -> None:
     parser.add_argument("--group", type=int, choices=(1, 2, 4), default=1, help="query heads of a key head")
     arguments = parser.parse_args()
     build_kernels.GROUPS = build_kernels.HEADS // arguments.group
-    elsewhere: Any = build_kernels.Elsewhere(build_kernels.CHIPS[arguments.chip].target)
-    driver.set_active(elsewhere)
 
     def show(build: build_kernels.Build, built: Any) -> None:
         if arguments.kernel in build.kernel:
-            print(describe(f"{build.kernel}, {build.case}", built, arguments.lines), flush=True)
+            print(describe(build, built.asm["cubin"], arguments.lines), flush=True)
 
-    with tempfile.TemporaryDirectory() as cache:
-        knobs.cache.dir = cache
-        for case in arguments.case:
-            with build_kernels.building(case, "binary", show):
-                case.run()
+    build_kernels.build_all(build_kernels.CHIPS[arguments.chip], arguments.case, "binary", show)
 
 
 if __name__ == "__main__":

@@ -210,18 +210,18 @@ def test_weights_of_another_network_in_a_checkpoint_are_refused(tmp_path: Path, 
         train(torn, images=images)
 
 
-class Everyone(Progress):
-    """Signals to all processes of a run after a step: to the readers one of their own."""
+class Everyone(Bomb):
+    """Sends SIGTERM to its own process after some step, and to the readers a signal of their own."""
 
-    def __init__(self, at: int, to_readers: signal.Signals):
-        super().__init__()
-        self._at, self._to_readers = at, to_readers
+    def __init__(self, step: int, to_readers: signal.Signals) -> None:
+        super().__init__(step, signal.SIGTERM)
+        self.to_readers = to_readers
 
     def step(self, step: int, loss: float, images: int) -> None:
-        if step == self._at:
+        if step == self.last:
             for reader in multiprocessing.active_children():
-                os.kill(reader.pid or 0, self._to_readers)
-            os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(reader.pid or 0, self.to_readers)
+            super().step(step, loss, images)
             time.sleep(0.2)
 
 

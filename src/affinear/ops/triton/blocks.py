@@ -77,7 +77,7 @@ def turn(b_x, b_cos, b_sin):
 @triton.jit
 def pin(b_x):
     """The block itself, which the compiler may then move but not compute again."""
-    if INTERPRETED or is_hip():
+    if INTERPRETED or is_hip():  # the instruction is NVIDIA's
         return b_x
     else:
         return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [b_x], dtype=tl.float32, is_pure=False, pack=1)

@@ -419,7 +419,7 @@ def sums_at(x, p_sums, i, o_d, o_s, o_e):
 @triton.jit
 def sum_queries_kernel(
     x, p_rows, p_sums,
-    MAP: tl.constexpr, EVEN: tl.constexpr, RELEASED: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
+    MAP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
     GROUP: tl.constexpr, SEGMENT: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
     """What the queries of every segment have for earlier keys, but for the first of each sequence, which has none."""
@@ -540,7 +540,7 @@ def pair_gradients(
 def key_rows(
     x, p_dk, p_dv, p_partial, p_rows, i_b, i_g, first, begin, stop, end, o_d, o_s, o_e,
     b_sum, b_turned, b_plain, b_value, b_key_mean, b_value_mean,
-    MAP: tl.constexpr, EVEN: tl.constexpr, RELEASED: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
+    MAP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
     AS_THEY_ARE: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, GROUP: tl.constexpr,
     BC: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
@@ -633,7 +633,7 @@ def store_initial_gradient(
 @triton.jit
 def key_kernel(
     x, past, initial, final, dfinal, dinitial, p_dk, p_dv, p_partial, p_rows, p_sums, i_e,
-    MAP: tl.constexpr, EVEN: tl.constexpr, RELEASED: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
+    MAP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
     SEVERAL: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, GROUP: tl.constexpr, SEGMENT: tl.constexpr,
     BC: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
@@ -659,7 +659,7 @@ def key_kernel(
     b_sum, b_turned, b_plain, b_value = key_rows(
         x, p_dk, p_dv, p_partial, p_rows, i_b, i_g, first, exact, stop, stop, o_d, o_s, o_e,
         b_sum, b_turned, b_plain, b_value, b_key_mean, b_value_mean,
-        MAP, EVEN, RELEASED, PRECISION, ROUND, ROUND, FIRST, LAST, GROUP, BC, BD,
+        MAP, EVEN, PRECISION, ROUND, ROUND, FIRST, LAST, GROUP, BC, BD,
     )  # fmt: skip
     if ROUND:
         # The few first rows are not rounded, and told from nothing; so is then all that they are added to.
@@ -670,7 +670,7 @@ def key_kernel(
         b_sum, b_turned, b_plain, b_value = key_rows(
             x, p_dk, p_dv, p_partial, p_rows, i_b, i_g, first, begin, exact, stop, o_d, o_s, o_e,
             b_sum, b_turned, b_plain, b_value, b_key_mean, b_value_mean,
-            MAP, EVEN, RELEASED, PRECISION, False, True, FIRST, LAST, GROUP, FEW, BD,
+            MAP, EVEN, PRECISION, False, True, FIRST, LAST, GROUP, FEW, BD,
         )  # fmt: skip
     if dinitial.covariance is not None:
         store_initial_gradient(
@@ -735,12 +735,12 @@ def backward(
         empty = (None if t is None else torch.empty_like(t) for t in initial[1:])
         grad_initial = Statistics(initial.count, *empty)
     rows = torch.empty(query.shape[0], x.H, ROWS.value, query.shape[1], dtype=torch.float32, device=query.device)
-    constants = {"RELEASED": rule.released, "GROUP": x.H // x.G, **plan.constants}
+    constants = {"GROUP": x.H // x.G, **plan.constants}
     partial = new_partial(plan, query)
     for i in range(shape.blocks):
         query_kernel[(plan.programs,)](
-            x, past, initial or NOTHING, final, grad_query, partial, rows, i, GAIN=rule.gain, SEVERAL=plan.several,
-            FIRST=i == 0, LAST=i == shape.blocks - 1, **constants,
+            x, past, initial or NOTHING, final, grad_query, partial, rows, i, GAIN=rule.gain, RELEASED=rule.released,
+            SEVERAL=plan.several, FIRST=i == 0, LAST=i == shape.blocks - 1, **constants,
         )  # fmt: skip
     sums = None
     if plan.several:

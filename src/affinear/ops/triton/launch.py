@@ -66,11 +66,6 @@ def _build(kernel: str, b: Blocks, dtype: torch.dtype, rotary: bool) -> dict[str
     return built
 
 
-def _pin(wanted: bool) -> bool:
-    """Whether features are kept from being computed again for another layout; there is an instruction for NVIDIA's."""
-    return wanted and torch.version.hip is None
-
-
 @cache
 def processors(device: torch.device) -> int:
     """Multiprocessors of a device."""
@@ -153,7 +148,7 @@ def _summarize_segments(key: Tensor, value: Tensor, call: Call) -> tuple[Statist
         (key, value, mask, _or(call.bounds_k, key), _or(call.turns, key), *_pointers(parts)),
         (*key.stride(), *value.stride(), *mask_strides, length, heads, segments),
         MAP=call.rule.map, ROTARY=rotary, MASKED=call.mask is not None, PACKED=call.bounds_k is not None,
-        D=width, E=values, F=features, PIN=_pin(rotary), **_build("summarize", b, key.dtype, rotary),
+        D=width, E=values, F=features, PIN=rotary, **_build("summarize", b, key.dtype, rotary),
     )  # fmt: skip
     return parts, segments
 
@@ -247,7 +242,7 @@ def summarize_tokens_backward(
          grad, grad_key, grad_value),
         (*key.stride(), *value.stride(), *mask_strides, length, length, rows, heads),
         MAP=call.rule.map, ROTARY=rotary, MASKED=call.mask is not None, PACKED=call.bounds_k is not None,
-        D=width, E=values, F=features, E_BLOCKS=b.e_blocks, FINE=fine, PIN=_pin(bn < 64),
+        D=width, E=values, F=features, E_BLOCKS=b.e_blocks, FINE=fine, PIN=bn < 64,
         **_build("summarize_backward", b, key.dtype, rotary),
     )  # fmt: skip
     return grad_key, grad_value
@@ -277,7 +272,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, call: Call, keep: bool)
          length, keys, length, call.scale, heads, groups),
         MAP=call.rule.map, GAIN=call.rule.gain, RELEASED=call.rule.released, ROTARY=rotary,
         MASKED=call.mask is not None, PACKED=call.bounds_k is not None, KEEP=keep,
-        D=width, E=values, F=features, PIN=_pin(rotary), **_build("attention", b, query.dtype, rotary),
+        D=width, E=values, F=features, PIN=rotary, **_build("attention", b, query.dtype, rotary),
     )  # fmt: skip
     return out, state
 
