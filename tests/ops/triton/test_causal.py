@@ -12,13 +12,10 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
-import triton.language as tl
 from torch import Tensor
 from triton import knobs
-from triton.runtime import interpreter
 
 import affinear as af
 from affinear.ops.rotary import Rotary, rotary_1d
@@ -37,7 +34,10 @@ WHOLE, HALF, SHORT = torch.float32, torch.float16, torch.bfloat16
 MARGIN, GARBAGE = 1024, 987_654_321
 
 interpreted = pytest.mark.skipif(COMPILED, reason="only constants differ, and compiling them takes long")
-pytestmark = pytest.mark.skipif(COMPILED and DEVICE == "cpu", reason="needs a GPU, or TRITON_INTERPRET=1")
+pytestmark = [
+    pytest.mark.skipif(COMPILED and DEVICE == "cpu", reason="needs a GPU, or TRITON_INTERPRET=1"),
+    pytest.mark.usefixtures("rounding"),
+]
 
 
 class Answers(NamedTuple):
@@ -117,21 +117,6 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for memory in memories:
         for margin in (memory[:MARGIN], memory[-MARGIN:]):
             assert (margin.isnan() if margin.is_floating_point() else margin == GARBAGE).all(), "written out of bounds"
-
-
-@pytest.fixture(autouse=True)
-def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter cuts off where the hardware rounds to bfloat16; here it rounds."""
-    convert = interpreter._convert_float
-
-    def rounded(x: Any, source: Any, target: Any, mode: Any) -> Any:
-        if (source, target) != (tl.float32, tl.bfloat16):
-            return convert(x, source, target, mode)
-        bits = np.ascontiguousarray(x).view(np.uint32)
-        nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-        return np.where(np.isnan(x), np.uint16(0x7FC0), nearest).reshape(x.shape)
-
-    monkeypatch.setattr(interpreter, "_convert_float", rounded)
 
 
 @pytest.fixture

@@ -26,7 +26,10 @@ MECHANISMS = [name for name in af.mechanisms() if name != "softmax"]
 BATCH, STEPS = 2, 4
 
 interpreted = pytest.mark.skipif(COMPILED, reason="only constants differ, and compiling them takes long")
-pytestmark = pytest.mark.skipif(COMPILED and DEVICE == "cpu", reason="needs a GPU, or TRITON_INTERPRET=1")
+pytestmark = [
+    pytest.mark.skipif(COMPILED and DEVICE == "cpu", reason="needs a GPU, or TRITON_INTERPRET=1"),
+    pytest.mark.usefixtures("rounding"),
+]
 
 
 def nothing(mechanism: str, groups: int, width: int, values: int, rotary: bool) -> Statistics:
@@ -123,8 +126,6 @@ def test_every_mechanism_is_its_definition(mechanism: str, rotary: bool, randn: 
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_any_dtype(dtype: torch.dtype, in_place: bool, randn: Randn, relative_error: Error):
-    if dtype == torch.bfloat16 and not COMPILED:
-        pytest.skip("the interpreter truncates where it should round to bfloat16")
     check(randn, relative_error, heads=4, groups=2, dtype=dtype, in_place=in_place)
 
 
