@@ -24,8 +24,7 @@ from affinear.train.recipe import parse
 from affinear.train.variants import ABLATION, LAYERS, SCORE
 
 PARTS = {"score": SCORE, "layers": LAYERS, "ablation": ABLATION}
-# Large batches fill the GPU; compiling would take longer than it saves in so few epochs.
-SETTINGS: dict[str, Any] = {"batch_size": 512, "lr": 1e-3, "log_every": 1000, "eval_every": 2, "compile": False}
+SETTINGS: dict[str, Any] = {"batch_size": 256, "lr": 1e-3, "log_every": 1000, "eval_every": 2, "compile": False}
 
 
 def main() -> int:

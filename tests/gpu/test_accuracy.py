@@ -15,6 +15,7 @@ from affinear.ops.triton import decode
 MECHANISMS = [name for name in af.mechanisms() if name != "softmax"]
 TURNED = ["mala", "nala", "mala_released", "nala_released"]
 BRAIN, HALF, WHOLE = torch.bfloat16, torch.float16, torch.float32
+CUDA = torch.cuda.is_available()
 
 
 @pytest.mark.parametrize("dtype", [BRAIN, HALF, WHOLE], ids=str)
@@ -82,6 +83,18 @@ def test_packed_sequences_of_all_lengths(causal: bool, make: Any, judge: Any, si
 )
 def test_causal(mechanism: str, dtype: torch.dtype, rotary: int, make: Any, judge: Any):
     judge(make(mechanism, tokens=3000, causal=True, dtype=dtype, rotary=rotary), oracle="reference")
+
+
+@pytest.mark.skipif(not CUDA, reason="what differs is what compilers make of each width")
+@pytest.mark.parametrize(
+    ("width", "values", "dtype"),
+    [
+        *((width, values, HALF) for width, values in [(8, 8), (24, 16), (40, 16), (32, 32), (96, 96), (128, 128)]),
+        *((width, values, BRAIN) for width, values in [(8, 8), (16, 32), (40, 16), (32, 32), (96, 96), (136, 72)]),
+    ],
+)
+def test_causal_at_other_widths(width: int, values: int, dtype: torch.dtype, make: Any, judge: Any):
+    judge(make(tokens=1500, width=width, values=values, dtype=dtype, causal=True), oracle="reference")
 
 
 def test_causal_over_shared_heads(make: Any, judge: Any):

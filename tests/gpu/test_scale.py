@@ -58,6 +58,11 @@ def test_any_strides_are_read_without_a_copy(causal: bool, make: Any):
     warm = problem.map(lambda x: x[:1]).answers()
     del warm
     answer = problem.query.nbytes
+    extra = 0.1 * answer + 4 * MEGABYTE
+    if causal:
+        # A state before every segment of 1024 tokens, and the means of each segment.
+        batch, tokens, heads, width = problem.query.shape
+        extra = 1.05 * batch * heads * -(-tokens // 1024) * 4 * (width * width + 4 * width)
 
     def peak(function: Callable[[], Any]) -> tuple[int, Any]:
         torch.cuda.synchronize()
@@ -66,13 +71,12 @@ def test_any_strides_are_read_without_a_copy(causal: bool, make: Any):
         result = function()
         return torch.cuda.max_memory_allocated() - before, result
 
-    # Besides what is returned: states of segments, a few percent.
     with torch.no_grad():
         taken, _ = peak(lambda: af.attention(*problem.tokens[:3], causal=causal, backend="triton"))
-        assert taken <= 1.1 * answer + 4 * MEGABYTE
+        assert taken <= answer + extra
     tokens = [x.detach().requires_grad_() for x in problem.tokens[:3]]
     taken, out = peak(lambda: af.attention(*tokens, causal=causal, backend="triton"))
-    assert taken <= 1.1 * answer + 4 * MEGABYTE
+    assert taken <= answer + extra
     taken, _ = peak(lambda: torch.autograd.grad(out, tokens, problem.grad))
     assert taken <= 3.3 * answer + 4 * MEGABYTE
 

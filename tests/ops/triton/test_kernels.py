@@ -187,7 +187,7 @@ def defined(problem: Problem, dtype: torch.dtype, backend: str) -> Answers:
 
 @pytest.fixture
 def judge(solve: Solve, relative_error: Error) -> Judge:
-    """Hold both forms to twice the error of the torch backend, and to each other's bits, which are returned."""
+    """Hold both forms to twice the error of the torch backend, and, uncompiled, to each other's bits."""
 
     def check(problem: Problem) -> Answers:
         truth = defined(problem, torch.float64, "reference")
@@ -203,7 +203,8 @@ def judge(solve: Solve, relative_error: Error) -> Judge:
                 # Where torch happens to round nothing, one rounding of a float32 is still no mistake.
                 bound = 2 * relative_error(theirs, exact) + torch.finfo(torch.float32).eps
                 assert relative_error(ours, exact) <= bound, (form, name)
-        for form, answers in forms.items():
+        # Compilers choose for every kernel which products and sums are rounded as one.
+        for form, answers in {} if COMPILED else forms.items():
             for name, ours, others in zip(Answers._fields, answers, forms["split"], strict=True):
                 assert torch.equal(ours, others), (form, name)
         return forms["split"]
@@ -225,6 +226,8 @@ def test_one_launch_serves_short_sequences(make: Make, monkeypatch: pytest.Monke
         problem = make(queries=queries, keys=keys)
         launch.attention(problem.query, problem.key, problem.value, problem.call(), False)
     assert answers == [True, False, False]
+    # Packed ones are not, however few they are: bits would depend on the neighbours.
+    assert not serves(launch.blocks_for(24, 16, 1, 4), 5, 5, True)
 
 
 @interpreted

@@ -710,6 +710,7 @@ def shape_for(
     segment: int | None = None,
     roomy: bool = True,
     forward: bool = True,
+    rounds: bool = True,
 ) -> Shape:
     """Shapes for heads of this width whose map makes so many features of a channel; a segment suits any chip."""
     width, values = (max(16, next_power_of_2(x)) for x in (head_dim, value_dim))
@@ -717,11 +718,15 @@ def shape_for(
     narrow = wide * values <= 64 * 64
     # Products in float32 are spelled out, one multiplication after the other: smaller blocks keep them in registers.
     fits, chunk = (FITS // 4, 16) if itemsize == 4 else (FITS, 64) if roomy else (FITS // 2, 16)
-    if wide > 128 and chunk == 64:
+    tall = chunk == 64 and wide <= 128
+    if chunk == 64 and not tall:
         chunk = 32 if wide == 256 else 16
+    # With both factors of 64 rows in halves, NVIDIA's assembler before CUDA 13 spoils products: see docs/kernels.md.
+    if tall and not rounds:
+        chunk = 32
     # Of two groups of four warps each would compute a whole chunk: they share out rows, and 64 is what one group takes.
     # The backward pass has more to keep than one can hold.
-    few = narrow or (forward and chunk == 64)
+    few = narrow or (forward and tall)
     values = min(values, max(16, fits // wide), 64 if few else values)
     return Shape(
         chunk=chunk,
@@ -785,7 +790,8 @@ def plan_for(
     """Everything that follows from shapes alone."""
     batch, length, heads, width = query.shape
     groups, values = value.shape[2:]
-    shape = shape_for(width, values, rule.blocks, query.element_size(), segment, is_roomy(), grad is None)
+    rounds = query.dtype == torch.bfloat16
+    shape = shape_for(width, values, rule.blocks, query.element_size(), segment, is_roomy(), grad is None, rounds)
     if cu_seqlens is None:
         sequences, slots = batch, batch * max(-(-length // shape.segment), 1)
     else:
@@ -801,7 +807,7 @@ def plan_for(
         "MAP": rule.map,
         "EVEN": width == shape.channels,
         "PRECISION": precision,
-        "ROUND": query.dtype == torch.bfloat16,
+        "ROUND": rounds,
         "SEGMENT": shape.segment,
         "BC": shape.chunk,
         "BD": shape.channels,

@@ -389,21 +389,23 @@ def weighted_sum(b_weight, b_x, PRECISION: tl.constexpr, ROUND: tl.constexpr):
 @triton.jit
 def foresee(
     x, b_sum, b_turned, b_plain, b_value, b_f, b_r, b_scaled, b_do, b_slope, b_level, b_later, b_lift,
-    PRECISION: tl.constexpr, ROUND: tl.constexpr,
+    PRECISION: tl.constexpr, ROUND: tl.constexpr, OF_KEYS: tl.constexpr, OF_VALUES: tl.constexpr,
 ):  # fmt: skip
     """Add the queries of a chunk to what earlier keys will get: sum (BE, BF), and what does not depend on them.
 
     Turned features times their slopes come as `b_scaled`, too.
     """
     b_sum = token_product(b_do, b_scaled, b_sum, PRECISION)
-    if b_scaled.shape[0] < TALL:
-        # What values have in common cancels between this and the sum above: one rounding is in both.
-        b_turned += tl.sum(b_later[:, None] * b_scaled.to(tl.float32), 0)
-    else:
-        b_turned += tl.sum((b_slope * b_later)[:, None] * b_r, 0)
-    if x.p_turns is not None:
-        b_plain += tl.sum(b_lift[:, None] * b_f, 0)
-    b_value += weighted_sum(b_level, b_do, PRECISION, ROUND)
+    if OF_KEYS:
+        if b_scaled.shape[0] < TALL:
+            # What values have in common cancels between this and the sum above: one rounding is in both.
+            b_turned += tl.sum(b_later[:, None] * b_scaled.to(tl.float32), 0)
+        else:
+            b_turned += tl.sum((b_slope * b_later)[:, None] * b_r, 0)
+        if x.p_turns is not None:
+            b_plain += tl.sum(b_lift[:, None] * b_f, 0)
+    if OF_VALUES:
+        b_value += weighted_sum(b_level, b_do, PRECISION, ROUND)
     return b_sum, b_turned, b_plain, b_value
 
 
@@ -447,7 +449,7 @@ def sum_queries_kernel(
             b_slope, b_level, _pull, b_later, b_lift = load_rows(x, p_row, o_n, m_n, True)
             b_sum, b_turned, b_plain, b_value = foresee(
                 x, b_sum, b_turned, b_plain, b_value, b_f, b_r, operand(b_slope[:, None] * b_r, ROUND), b_do,
-                b_slope, b_level, b_later, b_lift, PRECISION, ROUND,
+                b_slope, b_level, b_later, b_lift, PRECISION, ROUND, True, True,
             )  # fmt: skip
     p_sum, p_turned, p_plain, p_value, m_sum = sums_at(x, p_sums, i_t * x.G + i_g, o_d, o_s, o_e)
     tl.store(p_sum, b_sum, mask=m_sum)
@@ -515,25 +517,14 @@ def open_future(
 
 
 @triton.jit
-def pair_gradients(
-    x, b_df, b_dr, b_dv, b_kr, b_v, b_f, b_q, b_do, m_seen, b_level, b_pull, b_lift,
-    PRECISION: tl.constexpr, ROUND: tl.constexpr,
-):  # fmt: skip
-    """Add to the gradients of a chunk's keys and values what its own queries have for them.
+def add_own(b_dx, b_x, b_a, b_b, b_level, m_seen, PRECISION: tl.constexpr, ROUND: tl.constexpr):
+    """Add to the gradients of a chunk's keys or values what its own queries have for them: (x a^T + level) b.
 
     Pairs are keys by queries: what comes of one product is then the first factor of the next as it lies.
     """
-    b_zero = tl.zeros(m_seen.shape, tl.float32)
-    b_w = row_product(b_kr, tl.trans(b_q), b_zero, PRECISION)
+    b_w = row_product(b_x, tl.trans(b_a), tl.zeros(m_seen.shape, tl.float32), PRECISION)
     b_w = tl.where(m_seen, b_level[None, :] + b_w, 0.0)
-    b_dv = row_product(operand(b_w, ROUND), b_do, b_dv, PRECISION)
-    b_p = row_product(b_v, tl.trans(b_do), b_zero, PRECISION)
-    b_p = tl.where(m_seen, b_pull[None, :] + b_p, 0.0)
-    b_dr = row_product(operand(b_p, ROUND), b_q, b_dr, PRECISION)
-    if x.p_turns is not None:
-        b_p = operand(tl.where(m_seen, b_lift[None, :], 0.0), ROUND)
-        b_df = row_product(b_p, operand(b_f, ROUND), b_df, PRECISION)
-    return b_df, b_dr, b_dv
+    return row_product(operand(b_w, ROUND), b_b, b_dx, PRECISION)
 
 
 @triton.jit
@@ -541,103 +532,113 @@ def key_rows(
     x, p_dk, p_dv, p_partial, p_rows, i_b, i_g, first, begin, stop, end, o_d, o_s, o_e,
     b_sum, b_turned, b_plain, b_value, b_key_mean, b_value_mean,
     MAP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
-    AS_THEY_ARE: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, GROUP: tl.constexpr,
-    BC: tl.constexpr, BD: tl.constexpr,
+    AS_THEY_ARE: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, OF_KEYS: tl.constexpr,
+    GROUP: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of keys and values from `begin` to `stop`, last chunk first, of a segment up to `end`."""
+    """Gradients of keys, or else of values, from `begin` to `stop`, last chunk first, of a segment up to `end`.
+
+    Those of keys come from values and those of values from keys, by the same sum of all later queries.
+    """
     # Two groups of warps both compute a product that another one adds to. So tall chunks meet the state in one product,
     # with values told from their mean; and, where the state is wide, apart from what their own queries give.
     ONCE: tl.constexpr = ROUND and BC >= TALL
     APART: tl.constexpr = b_sum.shape[0] * b_sum.shape[1] > 64 * 64 and BC >= TALL
     o_n = tl.arange(0, BC)
+    m_seen = o_n[:, None] <= o_n[None, :]
     number = tl.cdiv(stop - begin, BC)
     for i in range(number):
         i_n = begin + (number - 1 - i) * BC
         i_r = first + i_n
+        i_row = (i_b * length_of(x) + i_r) * x.G + i_g
         m_n, m_k, m_n_load, m_k_load = find_rows(x, i_b, i_n, o_n, end)
         b_cos, b_sin = load_positions(x, i_r, o_n, m_n_load, o_d)
-        b_k = load_key(x, i_b, i_r, i_g, o_n, m_k_load, BD)
-        b_kf, b_kr = features_of(x, b_k, b_cos, b_sin, MAP, False, EVEN, PRECISION)
-        b_kr = operand(centre(b_kr, m_k, b_key_mean), ROUND)
-        b_v = load_value(x, i_b, i_r, i_g, o_n, m_k_load, o_e)
-        if not AS_THEY_ARE:
-            b_v = centre(b_v.to(tl.float32), m_k, b_value_mean)
         b_high, b_low = halves(b_sum, PRECISION)
-        b_common = b_turned
-        if ONCE:
-            b_common -= weighted_sum(b_value_mean, b_high, PRECISION, True)
-        b_df = tl.zeros(b_kr.shape, tl.float32) + b_plain[None, :]
-        b_dr_later = tl.zeros(b_kr.shape, tl.float32) + b_common[None, :]
-        b_dv_later = tl.zeros((BC, b_value.shape[0]), tl.float32) + b_value[None, :]
-        if APART:
-            b_dr = tl.zeros_like(b_dr_later)
-            b_dv = tl.zeros_like(b_dv_later)
+        if OF_KEYS:
+            b_x = load_value(x, i_b, i_r, i_g, o_n, m_k_load, o_e)
+            if not AS_THEY_ARE:
+                b_x = centre(b_x.to(tl.float32), m_k, b_value_mean)
+            b_common = b_turned
+            if ONCE:
+                b_common -= weighted_sum(b_value_mean, b_high, PRECISION, True)
         else:
-            b_dr = times_state(b_v, b_high, b_low, b_dr_later, PRECISION, ONCE)
-            b_dv = times_state(b_kr, tl.trans(b_high), tl.trans(b_low), b_dv_later, PRECISION, ONCE)
-        m_seen = o_n[:, None] <= o_n[None, :]
+            b_k = load_key(x, i_b, i_r, i_g, o_n, m_k_load, BD)
+            _f, b_r = features_of(x, b_k, b_cos, b_sin, MAP, False, EVEN, PRECISION)
+            b_x = operand(centre(b_r, m_k, b_key_mean), ROUND)
+            b_common = b_value
+            b_high = tl.trans(b_high)
+            b_low = tl.trans(b_low)
+        b_df = tl.zeros((BC, b_plain.shape[0]), tl.float32) + b_plain[None, :]
+        b_later = tl.zeros((BC, b_common.shape[0]), tl.float32) + b_common[None, :]
+        b_dx = tl.zeros_like(b_later) if APART else times_state(b_x, b_high, b_low, b_later, PRECISION, ONCE)
         for j_h in range(GROUP):
             i_h = i_g * GROUP + j_h
             b_q = load_query(x, i_b, i_r, i_h, o_n, m_n_load, BD)
             b_do = load_gradient(x, i_b, i_r, i_h, o_n, m_n_load, o_e)
             b_f, b_r = features_of(x, b_q, b_cos, b_sin, MAP, True, EVEN, PRECISION)
             p_row = rows_at(x, p_rows, i_b, i_r, i_h)
-            b_slope, b_level, b_pull, b_later, b_lift = load_rows(x, p_row, o_n, m_n_load, FIRST)
+            b_slope, b_level, b_pull, b_later_pull, b_lift = load_rows(x, p_row, o_n, m_n_load, FIRST)
             b_scaled = operand(b_slope[:, None] * b_r, ROUND)
-            b_df, b_dr, b_dv = pair_gradients(
-                x, b_df, b_dr, b_dv, b_kr, b_v, b_f, b_scaled, b_do, m_seen, b_level, b_pull, b_lift, PRECISION, ROUND
-            )
+            if OF_KEYS:
+                b_dx = add_own(b_dx, b_x, b_do, b_scaled, b_pull, m_seen, PRECISION, ROUND)
+                if x.p_turns is not None:
+                    b_w = operand(tl.where(m_seen, b_lift[None, :], 0.0), ROUND)
+                    b_df = row_product(b_w, operand(b_f, ROUND), b_df, PRECISION)
+            else:
+                b_dx = add_own(b_dx, b_x, b_scaled, b_do, b_level, m_seen, PRECISION, ROUND)
             b_sum, b_turned, b_plain, b_value = foresee(
-                x, b_sum, b_turned, b_plain, b_value, b_f, b_r, b_scaled, b_do, b_slope, b_level, b_later, b_lift,
-                PRECISION, ROUND,
+                x, b_sum, b_turned, b_plain, b_value, b_f, b_r, b_scaled, b_do, b_slope, b_level, b_later_pull, b_lift,
+                PRECISION, ROUND, OF_KEYS, not OF_KEYS,
             )  # fmt: skip
         if APART:
-            b_dr += times_state(b_v, b_high, b_low, b_dr_later, PRECISION, ONCE)
-            b_dv += times_state(b_kr, tl.trans(b_high), tl.trans(b_low), b_dv_later, PRECISION, ONCE)
-        i_row = (i_b * length_of(x) + i_r) * x.G + i_g
-        store_block(p_dv + i_row * x.E, of_keys(x, b_dv, m_k), o_n, m_n, x.G * x.E, o_e, x.E)
-        store_token_gradient(
-            x, p_dk, p_partial, i_row, x.G, b_k, b_kf, unturn(x, b_df, b_dr, b_cos, b_sin),
-            o_n, m_n, m_k, o_d, o_s, MAP, False, PRECISION, FIRST, LAST,
-        )  # fmt: skip
+            b_dx += times_state(b_x, b_high, b_low, b_later, PRECISION, ONCE)
+        if OF_KEYS:
+            b_k = load_key(x, i_b, i_r, i_g, o_n, m_k_load, BD)
+            b_f, _r = features_of(x, b_k, b_cos, b_sin, MAP, False, EVEN, PRECISION)
+            store_token_gradient(
+                x, p_dk, p_partial, i_row, x.G, b_k, b_f, unturn(x, b_df, b_dx, b_cos, b_sin),
+                o_n, m_n, m_k, o_d, o_s, MAP, False, PRECISION, FIRST, LAST,
+            )  # fmt: skip
+        else:
+            store_block(p_dv + i_row * x.E, of_keys(x, b_dx, m_k), o_n, m_n, x.G * x.E, o_e, x.E)
     return b_sum, b_turned, b_plain, b_value
 
 
 @triton.jit
 def store_initial_gradient(
     x, initial, dinitial, i, here, b_sum, b_turned, b_plain, b_value, b_key_mean, b_value_mean, o_d, o_s, o_e,
-    FIRST: tl.constexpr,
+    FIRST: tl.constexpr, OF_KEYS: tl.constexpr,
 ):  # fmt: skip
     """Gradient of entry `i` of the state before all tokens, if here, which acts as so many tokens at its means."""
     i = tl.cast(i, tl.int64)
     m_f, m_e = here & (o_d < x.D), here & (o_e < x.E)
     n = tl.load(initial.count + i).to(tl.float32)
     b_key, b_mean = load_means(x, initial, i, o_d, o_s, o_e)
-    b_turned += tl.sum(b_sum * (b_mean - b_value_mean)[:, None], 0)
-    b_value += tl.sum(b_sum * (b_key - b_key_mean)[None, :], 1)
-    p_cov = dinitial.covariance + i * x.F * x.E + o_s[None, :] * x.E + o_e[:, None]
-    tl.store(p_cov, n * b_sum, mask=m_e[:, None] & m_f[None, :])
-    tl.store(dinitial.value_mean + i * x.E + o_e, n * b_value, mask=m_e)
-    p_dkey = dinitial.key_mean
-    if x.p_turns is not None:
-        p_dkey = dinitial.rotated_key_mean
-    p_dkey += i * x.F + o_s
-    b_turned *= n
-    if not FIRST:
-        b_turned += tl.load(p_dkey, mask=m_f, other=0.0)
-    tl.store(p_dkey, b_turned, mask=m_f)
-    if FIRST and x.p_turns is not None:
-        tl.store(dinitial.key_mean + i * x.F + o_s, n * b_plain, mask=m_f)
+    if OF_KEYS:
+        b_turned = n * (b_turned + tl.sum(b_sum * (b_mean - b_value_mean)[:, None], 0))
+        p_dkey = dinitial.key_mean
+        if x.p_turns is not None:
+            p_dkey = dinitial.rotated_key_mean
+        p_dkey += i * x.F + o_s
+        if not FIRST:
+            b_turned += tl.load(p_dkey, mask=m_f, other=0.0)
+        tl.store(p_dkey, b_turned, mask=m_f)
+        if FIRST and x.p_turns is not None:
+            tl.store(dinitial.key_mean + i * x.F + o_s, n * b_plain, mask=m_f)
+    else:
+        b_value += tl.sum(b_sum * (b_key - b_key_mean)[None, :], 1)
+        tl.store(dinitial.value_mean + i * x.E + o_e, n * b_value, mask=m_e)
+        p_cov = dinitial.covariance + i * x.F * x.E + o_s[None, :] * x.E + o_e[:, None]
+        tl.store(p_cov, n * b_sum, mask=m_e[:, None] & m_f[None, :])
 
 
 @triton.jit
 def key_kernel(
     x, past, initial, final, dfinal, dinitial, p_dk, p_dv, p_partial, p_rows, p_sums, i_e,
     MAP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
-    SEVERAL: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, GROUP: tl.constexpr, SEGMENT: tl.constexpr,
-    BC: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
+    SEVERAL: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, OF_KEYS: tl.constexpr,
+    GROUP: tl.constexpr, SEGMENT: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the keys and values of one segment, one block of the values; the first also of the state before."""
+    """Gradients of the keys or else the values of one segment, one block of the values, and of the state before."""
     i_t, i_g = tl.program_id(0) // x.G, (tl.program_id(0) % x.G).to(tl.int64)
     i_s, i_b, first, length, begin = find_segment(x, i_t, SEGMENT)
     if (begin >= length) & (begin > 0):
@@ -659,7 +660,7 @@ def key_kernel(
     b_sum, b_turned, b_plain, b_value = key_rows(
         x, p_dk, p_dv, p_partial, p_rows, i_b, i_g, first, exact, stop, stop, o_d, o_s, o_e,
         b_sum, b_turned, b_plain, b_value, b_key_mean, b_value_mean,
-        MAP, EVEN, PRECISION, ROUND, ROUND, FIRST, LAST, GROUP, BC, BD,
+        MAP, EVEN, PRECISION, ROUND, ROUND, FIRST, LAST, OF_KEYS, GROUP, BC, BD,
     )  # fmt: skip
     if ROUND:
         # The few first rows are not rounded, and told from nothing; so is then all that they are added to.
@@ -670,12 +671,12 @@ def key_kernel(
         b_sum, b_turned, b_plain, b_value = key_rows(
             x, p_dk, p_dv, p_partial, p_rows, i_b, i_g, first, begin, exact, stop, o_d, o_s, o_e,
             b_sum, b_turned, b_plain, b_value, b_key_mean, b_value_mean,
-            MAP, EVEN, PRECISION, False, True, FIRST, LAST, GROUP, FEW, BD,
+            MAP, EVEN, PRECISION, False, True, FIRST, LAST, OF_KEYS, GROUP, FEW, BD,
         )  # fmt: skip
     if dinitial.covariance is not None:
         store_initial_gradient(
             x, initial, dinitial, i_s * x.G + i_g, begin == 0, b_sum, b_turned, b_plain, b_value,
-            b_key_mean, b_value_mean, o_d, o_s, o_e, FIRST,
+            b_key_mean, b_value_mean, o_d, o_s, o_e, FIRST, OF_KEYS,
         )  # fmt: skip
 
 
@@ -749,10 +750,12 @@ def backward(
         sum_queries_kernel[plan.programs, shape.blocks](x, rows, sums, **constants)
         add_segments_kernel[plan.sequences * x.G, cdiv(width, WIDE)](x, sums, SEGMENT=shape.segment, BW=WIDE)
     partial = new_partial(plan, key)
-    for i in range(shape.blocks):
-        key_kernel[(plan.programs,)](
-            x, past, initial or NOTHING, final, grad_final or NOTHING, grad_initial or NOTHING,
-            grad_key, grad_value, partial, rows, sums, i,
-            SEVERAL=plan.several, FIRST=i == 0, LAST=i == shape.blocks - 1, **constants,
-        )  # fmt: skip
+    # One after the other: the registers of a program have no room for both gradients beside the state.
+    for of_keys in (True, False):
+        for i in range(shape.blocks):
+            key_kernel[(plan.programs,)](
+                x, past, initial or NOTHING, final, grad_final or NOTHING, grad_initial or NOTHING,
+                grad_key, grad_value, partial, rows, sums, i, SEVERAL=plan.several,
+                FIRST=i == 0, LAST=i == shape.blocks - 1, OF_KEYS=of_keys, **constants,
+            )  # fmt: skip
     return grad_query, grad_key, grad_value, grad_initial

@@ -248,30 +248,32 @@ def summarize_tokens_backward(
     return grad_key, grad_value
 
 
-def _one_launch(b: Blocks, length: int, keys: int) -> bool:
-    """Whether one program goes through all tokens of a sequence and head faster than two launches share them."""
-    return b.e_blocks == 1 and max(length, keys) <= SHORT
+def _one_launch(b: Blocks, length: int, keys: int, packed: bool) -> bool:
+    """Whether one program goes through all tokens of a sequence and head faster than two launches share them.
+
+    Compilers round one launch and two differently: the choice for a packed sequence must not depend on its neighbours.
+    """
+    return b.e_blocks == 1 and max(length, keys) <= SHORT and not packed
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, call: Call, keep: bool) -> tuple[Tensor, Statistics | None]:
     """Answers, and the states if they are to be kept."""
     (batch, length, heads, width), (_, keys, groups, values) = query.shape, value.shape
     b = blocks_for(width, values, call.rule.blocks, query.element_size())
-    if not _one_launch(b, length, keys):
+    if not _one_launch(b, length, keys, call.bounds_k is not None):
         return _attention_in_parts(query, key, value, call, keep)
-    number = batch if call.bounds_k is None else call.bounds_k.shape[0] - 1
     features, rotary = width * call.rule.blocks, call.turns is not None
     out = torch.empty(batch, length, heads, values, dtype=query.dtype, device=query.device)
-    state = new_statistics(key, number, groups, features, values, rotary) if keep else None
+    state = new_statistics(key, batch, groups, features, values, rotary) if keep else None
     mask, mask_strides = _mask(call, key)
     start(
-        fused.attention_kernel, (number * groups, 1, 1),
-        (query, key, value, mask, _or(call.bounds_q, query), _or(call.bounds_k, key), _or(call.turns, query), out,
+        fused.attention_kernel, (batch * groups, 1, 1),
+        (query, key, value, mask, _or(call.turns, query), out,
          *((query,) * 5 if state is None else _pointers(state))),
         (*query.stride(), *key.stride(), *value.stride(), *mask_strides,
-         length, keys, length, call.scale, heads, groups),
+         length, keys, call.scale, heads, groups),
         MAP=call.rule.map, GAIN=call.rule.gain, RELEASED=call.rule.released, ROTARY=rotary,
-        MASKED=call.mask is not None, PACKED=call.bounds_k is not None, KEEP=keep,
+        MASKED=call.mask is not None, KEEP=keep,
         D=width, E=values, F=features, PIN=rotary, **_build("attention", b, query.dtype, rotary),
     )  # fmt: skip
     return out, state

@@ -14,7 +14,7 @@ FEW_SEGMENTS: tl.constexpr = tl.constexpr(4)  # so many a short sequence may hav
 MOST_SEGMENTS: tl.constexpr = tl.constexpr(32)  # longer sequences have longer segments
 
 # Triton builds a kernel anew where a number becomes one, or divisible by 16: not for these, which vary by the call.
-LENGTHS = ["length", "length_q", "length_k", "tokens", "tokens_q", "rows", "segments", "number", "s_mb", "s_mn"]
+LENGTHS = ["length", "length_q", "length_k", "tokens", "rows", "segments", "number", "s_mb", "s_mn"]
 
 
 @triton.jit
@@ -40,9 +40,17 @@ def merge_moments(n, b_plain, b_turned, b_value, b_cov, n2, b_plain2, b_turned2,
     share = n2 / tl.maximum(n + n2, 1.0)
     b_turn = b_turned2 - b_turned
     b_step = b_value2 - b_value
-    b_cov = b_cov + share * (b_cov2 - b_cov) + ((1 - share) * b_turn)[:, None] * (share * b_step)[None, :]
-    b_plain = b_plain + share * (b_plain2 - b_plain)
-    return n + n2, b_plain, b_turned + share * b_turn, b_value + share * b_step, b_cov
+    # Which products and sums round as one is said here, lest compilers decide otherwise in every kernel.
+    b_cov = add_product(share, b_cov2 - b_cov, b_cov)
+    b_cov = add_product(((1 - share) * b_turn)[:, None], (share * b_step)[None, :], b_cov)
+    b_plain = add_product(share, b_plain2 - b_plain, b_plain)
+    return n + n2, b_plain, add_product(share, b_turn, b_turned), add_product(share, b_step, b_value), b_cov
+
+
+@triton.jit
+def add_product(a, b, b_x):
+    """`a * b + b_x`, rounded once, for factors that broadcast."""
+    return tl.fma(tl.broadcast_to(a, b_x.shape), tl.broadcast_to(b, b_x.shape), b_x)
 
 
 @triton.jit
