@@ -262,13 +262,16 @@ def test_one_token_is_its_own_answer(dtype: torch.dtype, make: Make):
         assert grad.double().norm() <= eps * problem.grad.double().norm() * problem.value.double().norm()
 
 
-def test_two_tokens_are_right_to_a_few_roundings(make: Make, relative_error: Error):
+def test_two_tokens_are_right_to_a_few_roundings(make: Make):
     # Of so few numbers it is luck what torch's errors come to: twice them is no measure.
     problem = make(length=2, width=8)
     truth = define(problem, torch.float64, "reference")
     for name, ours, exact in zip(Answers._fields, solve(problem), truth, strict=True):
         if ours is not None and exact is not None:
-            assert relative_error(ours, exact) <= 8 * torch.finfo(WHOLE).eps, name
+            # A gradient may cancel: it is as exact as what it is summed from.
+            summed = problem.grad.double().norm() / 4 if name.startswith("grad") else exact.new_zeros(())
+            size = torch.maximum(exact.norm(), summed)
+            assert (ours.double() - exact).norm() <= 8 * torch.finfo(WHOLE).eps * size, name
 
 
 @interpreted  # multiples of sixteen are constants

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from torch import Tensor
@@ -18,11 +20,13 @@ def start(
     The tensors are on the current device. Triton builds a kernel anew where a number is one, or it or an address is
     divisible by 16: equal numbers, and addresses that are all divisible, need no second look.
     """
-    aligned = not any(x.data_ptr() & 15 for x in tensors)
-    key = (id(kernel), tensors[0].device, numbers, tuple(x.dtype for x in tensors), *constants.values())
+    places = [x.data_ptr() for x in tensors]
+    aligned = not reduce(or_, places) & 15
+    key = (id(kernel), tensors[0].device, numbers, *[x.dtype for x in tensors], *constants.values())
     if aligned and key in _remembered:
         built, rest = _remembered[key]
-        built[grid](*tensors, *numbers, *rest)
+        # Of a tensor, Triton would ask the driver whether its address is one of the GPU's, which takes as long again.
+        built[grid](*places, *numbers, *rest)
         return
     built = kernel[grid](*tensors, *numbers, **constants)
     if aligned and built is not None:  # the interpreter builds nothing
