@@ -36,7 +36,8 @@ def accelerated(recipe: Recipe | None = None) -> Generator[Accelerator]:
     """
     _forget()
     try:
-        with _fast_float32():
+        # Backwards in this very thread: with one device, a second one only passes Python from core to core.
+        with _fast_float32(), torch.autograd.set_multithreading_enabled(False):
             yield _accelerator(Recipe(precision="no", compile=False) if recipe is None else recipe)
     finally:
         _forget()
