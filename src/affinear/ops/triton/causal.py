@@ -721,7 +721,7 @@ def shape_for(
     tall = chunk == 64 and wide <= 128
     if chunk == 64 and not tall:
         chunk = 32 if wide == 256 else 16
-    # With both factors of 64 rows in halves, NVIDIA's assembler before CUDA 13 spoils products: see docs/kernels.md.
+    # As ptxas 12.8 assembles them, chunks of 64 rows whose factors come in halves go wrong: see docs/kernels.md.
     if tall and not rounds:
         chunk = 32
     # Of two groups of four warps each would compute a whole chunk: they share out rows, and 64 is what one group takes.
