@@ -89,7 +89,7 @@ def test_an_in_place_step_of_the_kernels_has_the_bar_of_decoding_too(make_row: M
 
 def test_memory(make_row: MakeRow, make_report: MakeReport):
     for peak, met in ((100, True), (101, False)):
-        row = make_row(1.0, shape=Shape(1, 1, 1, 1), peak=peak, inputs=1000)
+        row = make_row(1.0, shape=Shape(1, 1, 1, 1), peak=peak, held=1000)
         assert judged(make_report(row)) == [("peak ≤ 10 %", met)]
 
 

@@ -24,7 +24,7 @@ def test_a_right_result_is_timed_and_its_error_kept(case: Case, clock: Clock):
         assert row.budget is not None
         assert row.error <= row.budget
         assert row.traffic == case.traffic(direction)
-        assert row.inputs == 3 * 2 * 2 * 24 * 8 * 4
+        assert row.held == (4 if direction == FORWARD else 8) * 2 * 2 * 24 * 8 * 4
 
 
 def test_a_wrong_result_gets_no_time(case: Case, clock: Clock, monkeypatch: pytest.MonkeyPatch):

@@ -76,6 +76,11 @@ class Case:
         tensors = 4 if direction == FORWARD else 11
         return tensors * self.tensor_bytes
 
+    def held(self, direction: str) -> int:
+        """Bytes of inputs and results: q, k, v, o forward; do, dq, dk, dv more backward."""
+        tensors = 4 if direction == FORWARD else 8
+        return tensors * self.tensor_bytes
+
     @property
     def tensor_bytes(self) -> int:
         """Bytes of one of query, key, value or answer."""

@@ -105,7 +105,7 @@ class Decoding:
 
         def fill() -> Row:
             size = state_bytes(self.states[0])
-            return measured(replace(row, traffic=2 * size, inputs=size), make, find, self.clock)
+            return measured(replace(row, traffic=2 * size, held=size), make, find, self.clock)
 
         return surviving(row, fill)
 

@@ -60,7 +60,7 @@ class Problem:
         empty = replace(
             blank(table, contender.name, direction, case),
             traffic=case.traffic(direction),
-            inputs=3 * case.tensor_bytes,
+            held=case.held(direction),
         )
 
         def find(results: Sequence[Tensor]) -> Finding | None:

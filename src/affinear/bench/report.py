@@ -60,7 +60,7 @@ def legend() -> str:
     """What the columns mean."""
     return (
         "Times are medians. GB/s counts every tensor that has to be read or written once, % compares that with the "
-        "copy; peak is memory beyond inputs and results, in % of query, key and value (decode: of the state)."
+        "copy; peak is memory beyond inputs and results, in % of those (decode: of the state)."
     )
 
 

@@ -35,7 +35,7 @@ class Row:
         budget: The error it was allowed.
         traffic: Bytes that have to move.
         peak: Bytes held beyond inputs and results, None where not measured.
-        inputs: Bytes of query, key and value, which the peak is compared with.
+        held: Bytes of inputs and results, which the peak is compared with.
         graph: Time as a replayed CUDA graph.
         call: Time as a plain call.
     """
@@ -55,7 +55,7 @@ class Row:
     budget: float | None = None
     traffic: int = 0
     peak: int | None = None
-    inputs: int = 0
+    held: int = 0
     graph: Times | None = None
     call: Times | None = None
 
@@ -84,8 +84,8 @@ class Row:
 
     @property
     def peak_percent(self) -> float | None:
-        """The peak as a percentage of query, key and value."""
-        return None if self.peak is None or not self.inputs else 100 * self.peak / self.inputs
+        """The peak as a percentage of inputs and results."""
+        return None if self.peak is None or not self.held else 100 * self.peak / self.held
 
 
 @dataclass
