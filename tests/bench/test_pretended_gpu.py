@@ -98,7 +98,7 @@ def test_a_row_has_call_graph_and_peak(gpu: dict[str, int]):
     assert row.call is not None
     assert row.graph is not None
     assert row.graph.calls == 8  # sets of 512 bytes for four caches of 1000
-    assert row.peak_percent == pytest.approx(100 * 96 / (3 * 128))
+    assert row.peak_percent == pytest.approx(100 * 96 / (4 * 128))
 
 
 def test_what_cannot_be_captured_is_still_called(monkeypatch: pytest.MonkeyPatch):

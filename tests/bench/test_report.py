@@ -26,7 +26,7 @@ def test_there_is_one_table_per_direction(make_row: MakeRow, make_report: MakeRe
 
 
 def test_a_line_has_times_rate_percentage_peak_and_bar(make_row: MakeRow, make_report: MakeReport):
-    row = make_row(0.2, traffic=8 * 64 * 16384 * 64, peak=30, inputs=600)
+    row = make_row(0.2, traffic=8 * 64 * 16384 * 64, peak=30, held=600)
     said = printed(*reading.tables(make_report(row, copy=4026.53), "non-causal"))
     for cell in ("64,1,16384,64", "affinear triton", "0.200", "2,684", "66.7", "5.0 %"):
         assert cell in said

@@ -24,15 +24,15 @@ def test_the_graph_counts_where_there_is_one(make_row: Callable[..., Row]):
     assert make_row().ms is None
 
 
-def test_peak_is_a_percentage_of_the_inputs(make_row: Callable[..., Row]):
-    assert make_row(1.0, peak=30, inputs=600).peak_percent == pytest.approx(5.0)
-    assert make_row(1.0, peak=0, inputs=600).peak_percent == 0.0
-    assert make_row(1.0, peak=None, inputs=600).peak_percent is None
+def test_peak_is_a_percentage_of_inputs_and_results(make_row: Callable[..., Row]):
+    assert make_row(1.0, peak=30, held=600).peak_percent == pytest.approx(5.0)
+    assert make_row(1.0, peak=0, held=600).peak_percent == 0.0
+    assert make_row(1.0, peak=None, held=600).peak_percent is None
 
 
 def test_a_report_reads_back_as_it_was_written(make_row: Callable[..., Row], make_report: Callable[..., Report]):
     report = make_report(
-        make_row(0.5, traffic=100, error=1e-3, budget=2e-3, peak=7, inputs=70),
+        make_row(0.5, traffic=100, error=1e-3, budget=2e-3, peak=7, held=70),
         make_row(status="failed", reason="out of memory", shape=Shape(1, 2, 3, 4), rotary=True),
     )
     report.notes.append("a note")
@@ -43,7 +43,7 @@ def test_a_report_reads_back_as_it_was_written(make_row: Callable[..., Row], mak
 def test_the_file_spells_out_what_follows_from_the_rows(
     make_row: Callable[..., Row], make_report: Callable[..., Report]
 ):
-    report = make_report(make_row(0.5, traffic=10**9, peak=7, inputs=70), copy=4000.0)
+    report = make_report(make_row(0.5, traffic=10**9, peak=7, held=70), copy=4000.0)
     content = json.loads(ops.as_json(report))
     row = content["rows"][0]
     assert (row["ms"], row["gb_per_s"], row["percent_of_copy"], row["peak_percent"]) == (0.5, 2000.0, 50.0, 10.0)
