@@ -52,5 +52,5 @@ def test_the_file_spells_out_what_follows_from_the_rows(
 
 def test_a_file_of_another_format_is_refused(make_report: Callable[..., Report]):
     content = json.loads(ops.as_json(make_report())) | {"format": 99}
-    with pytest.raises(ValueError, match="format: expected 1, got 99"):
+    with pytest.raises(ValueError, match="format: expected 2, got 99"):
         Report.from_json(json.dumps(content))

@@ -10,7 +10,7 @@ from typing import Any
 from affinear.bench.cases import Shape
 from affinear.bench.timing import Times
 
-FORMAT = 1
+FORMAT = 2
 
 OK, WRONG, FAILED = "ok", "wrong", "failed"
 
