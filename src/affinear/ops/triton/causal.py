@@ -717,10 +717,9 @@ def shape_for(
     wide = width * features
     narrow = wide * values <= 64 * 64
     # Products in float32 are spelled out, one multiplication after the other: smaller blocks keep them in registers.
-    fits, chunk = (FITS // 4, 16) if itemsize == 4 else (FITS, 64) if roomy else (FITS // 2, 16)
-    tall = chunk == 64 and wide <= 128
-    if chunk == 64 and not tall:
-        chunk = 32 if wide == 256 else 16
+    fits = FITS // 4 if itemsize == 4 else FITS if roomy else FITS // 2
+    tall = fits == FITS and wide <= 128
+    chunk = 64 if tall else 32 if fits == FITS and wide == 256 else 16
     # As ptxas 12.8 assembles them, chunks of 64 rows whose factors come in halves go wrong: see docs/kernels.md.
     if tall and not rounds:
         chunk = 32
