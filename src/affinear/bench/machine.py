@@ -28,7 +28,7 @@ def describe(device: torch.device) -> dict[str, Any]:
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["affinear", *sys.argv[1:]]),
+        "command": _command(),
         "gpu": None if gpu is None else gpu.name,
         "gpu_memory_gib": None if gpu is None else round(gpu.total_memory / 2**30, 1),
         "gpu_cache_mib": None if gpu is None else round(gpu.L2_cache_size / 2**20, 1),
@@ -78,6 +78,11 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def _command() -> str:
+    program, *given = sys.argv
+    return shlex.join(["python", program, *given] if program.endswith(".py") else [Path(program).name, *given])
 
 
 def _said(*command: str) -> str | None:

@@ -24,6 +24,8 @@ QUESTIONS = (
     ("mala", "nala"),
     ("inline", "linear"),
     ("nala", "linear"),
+    ("inline", "softmax"),
+    ("nala", "softmax"),
     ("softmax_normed", "softmax"),
     ("softmax_normed", "linear"),
     ("linear", "softmax"),
