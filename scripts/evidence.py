@@ -21,7 +21,7 @@ from rich.console import Console
 
 from affinear.train import compare
 from affinear.train.compare_screen import Lines, table
-from affinear.train.recipe import parse
+from affinear.train.recipe import parse, parse_model_args
 from affinear.train.variants import ABLATION, LAYERS, SCORE
 
 PARTS = {"score": SCORE, "layers": LAYERS, "ablation": ABLATION}
@@ -45,6 +45,7 @@ def main() -> int:
         names,
         compare.parse_seeds(given.seeds),
         given.output / "comparison",
+        model_args=parse_model_args(given.model_arg or []),
         limit=given.limit,
         jobs=given.parallel,
         **settings,
@@ -88,6 +89,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--limit", type=int, help="at most so many images of each half, for a trial")
     parser.add_argument("--variants", help="some of the part's variants, with commas")
     parser.add_argument("--set", action="append", help="any field of the recipe: field=value; may be given again")
+    parser.add_argument("--model-arg", action="append", help="what networks are made with: name=value; likewise")
     return parser
 
 

@@ -273,7 +273,7 @@ def train(
             changes["image_size"] = recipes.parse_size(image_size)
         chosen = published.recipe_for(model, recipe, **changes)
         where = output or Path("runs") / f"{model}-{Path(data).name or 'data'}"
-        run = Run(model, data, where, chosen, _model_args(model_arg or []), weights)
+        run = Run(model, data, where, chosen, recipes.parse_model_args(model_arg or []), weights)
         if dry_run:
             _print_plan(run)
             return
@@ -373,6 +373,10 @@ def compare(
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="Any field of the recipe: field=value; may be given again.")
     ] = None,
+    model_arg: Annotated[
+        list[str] | None,
+        typer.Option(help="What the network is made with: name=value, such as depth=6; may be given again."),
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many images of each half.")] = None,
     jobs: Annotated[
         int | None,
@@ -397,7 +401,10 @@ def compare(
         names = None if mechanisms is None else mechanisms.split(",")
         if quick:
             changes = {"epochs": comparisons.QUICK_EPOCHS, **changes}
-        plan = comparisons.prepare(data, model, names, chosen, where, limit=limit, jobs=jobs, **changes)
+        made = recipes.parse_model_args(model_arg or [])
+        plan = comparisons.prepare(
+            data, model, names, chosen, where, model_args=made, limit=limit, jobs=jobs, **changes
+        )
         results = comparisons.run(plan, screens.for_people())
     if results.outcomes:
         _print_results(results)
@@ -432,13 +439,6 @@ def _print_plan(run: Run) -> None:
     if _is_first():
         print(plans.in_words(planned))
         print(f"recipe         {planned.run.recipe.to_json()}")
-
-
-def _model_args(given: list[str]) -> dict[str, Any]:
-    from affinear.train.recipe import named_value, parse_value
-
-    pairs = (named_value(text, "--model-arg: expected name=value, such as depth=6") for text in given)
-    return {name: parse_value(value.strip()) for name, value in pairs}
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 from typer.testing import CliRunner
 
 from affinear import cli
@@ -31,6 +32,11 @@ def tiny(output: Path, *mechanisms: str, **changes: Any) -> Comparison:
 
 def command(*arguments: str | Path) -> Any:
     return CliRunner().invoke(cli.build_app(), ["compare", *map(str, arguments)])
+
+
+def count(plan: Comparison) -> int:
+    network = timm.create_model(plan.model, **plan.cell("linear", 0).model_args)
+    return sum(weight.numel() for weight in network.parameters())
 
 
 def outcome(name: str, seed: int, top1: float) -> Outcome:
@@ -137,6 +143,18 @@ def test_networks_that_are_no_trunk_keep_their_positions(tmp_path: Path):
         prepare(model="resnet10t", mechanisms=["mala"], **TINY)
 
 
+def test_networks_are_made_with_what_is_asked_for(tmp_path: Path):
+    result = command(*QUICK, "--output", tmp_path, "--model-arg", "depth=1", "--model-arg", "init-std=0.02")
+    assert result.exit_code == 0, result.output
+    one = Outcome.read(tmp_path / compare.CELLS / "linear-seed0" / CELL)
+    assert one is not None
+    assert one.parameters == count(prepare("digits", model_args={"depth": 1}, **TINY))
+    assert one.parameters < count(prepare("digits", **TINY))
+    assert "affinear_trunk_micro, depth=1, init_std=0.02" in (tmp_path / compare.REPORT).read_text()
+    with pytest.raises(ValueError, match=r"another comparison: model_args is .*depth"):
+        compare.enter(tiny(tmp_path, epochs=compare.QUICK_EPOCHS))
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
@@ -147,6 +165,8 @@ def test_networks_that_are_no_trunk_keep_their_positions(tmp_path: Path):
         ({"epoch": 3}, "did you mean 'epochs'"),
         ({"limit": 0}, "limit: expected at least one"),
         ({"data": "nowhere"}, "data: expected digits"),
+        ({"model_args": {"dept": 6}}, "dept"),
+        ({"model_args": {"mechanism": "mala"}}, "mechanism is what is compared"),
     ],
 )
 def test_bad_input_gets_a_sentence_before_any_work(given: dict[str, Any], sentence: str):

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from .compare_screen import Screen
 from .data import ArraySource, Images, open_data
 from .faults import Interrupted
 from .folder import differences
-from .network import check_name
+from .network import channels_of, check_name, create, resolve
 from .published import recipe_for
 from .recipe import Recipe, check_fields
 from .variants import DEFAULT
@@ -58,6 +58,7 @@ class Comparison:
         seeds: Each variant is trained once with each.
         recipe: How each is trained; the seed in it does not count.
         output: Folder for all that is written.
+        model_args: What each network is made with beside its attention.
         limit: At most so many images of each half; None for all.
         jobs: Cells at a time, each in a process of its own; 0 works on them here, one after the other.
         threads: Of each process; 0 leaves them as they are.
@@ -70,6 +71,7 @@ class Comparison:
     seeds: tuple[int, ...]
     recipe: Recipe
     output: Path
+    model_args: Mapping[str, Any] = field(default_factory=dict[str, Any])
     limit: int | None = None
     jobs: int = 0
     threads: int = 0
@@ -85,7 +87,7 @@ class Comparison:
             variant=name,
             recipe=self.recipe.changed(seed=seed),
             model=self.model,
-            model_args=arguments(self.model, name),
+            model_args={**self.model_args, **arguments(self.model, name)},
             data=self.data,
             limit=self.limit,
             folder=self.output / CELLS / f"{name}-seed{seed}",
@@ -95,7 +97,8 @@ class Comparison:
     def about(self) -> dict[str, Any]:
         """What makes two comparisons the same one. Variants and seeds may be added later."""
         recipe = asdict(replace(self.recipe, seed=0))
-        told = {"model": self.model, "data": self.images.name, "limit": self.limit, "recipe": recipe}
+        model = {"model": self.model, "model_args": dict(self.model_args)}
+        told = model | {"data": self.images.name, "limit": self.limit, "recipe": recipe}
         return told | {"train_images": len(self.images.train), "test_images": len(self.images.test)}
 
 
@@ -121,6 +124,7 @@ def prepare(
     seeds: int | Sequence[int] = SEEDS,
     output: Path = OUTPUT,
     *,
+    model_args: Mapping[str, Any] | None = None,
     limit: int | None = None,
     jobs: int | None = None,
     **changes: Any,
@@ -133,6 +137,7 @@ def prepare(
         mechanisms: Names that `affinear.train.variants` knows; the six rules with and without rotary positions if None.
         seeds: How many, or which.
         output: Folder for all that is written.
+        model_args: What each network is made with beside its attention, such as `{"depth": 6}`.
         limit: At most so many images of each half.
         jobs: Cells at a time; as many as there are cores, four at most, or one on a GPU, if None. 0 works in this
             process, where mechanisms that you registered are known.
@@ -160,10 +165,10 @@ def prepare(
         seeds=_seeds(seeds),
         recipe=_recipe(model, images, changes),
         output=Path(output),
+        model_args=dict(model_args or {}),
         limit=limit,
     )
-    for name in plan.variants:
-        arguments(model, name)
+    _check_arguments(plan)
     jobs = _jobs(len(plan.cells)) if jobs is None else jobs
     return replace(plan, jobs=jobs, threads=max(1, cores() // jobs) if jobs else 0)
 
@@ -299,6 +304,15 @@ def _variants(model: str, mechanisms: Sequence[str] | None) -> tuple[str, ...]:
     if not takes and names != ("own",):
         raise ValueError(f"mechanisms: {model} does not take any, so it can be trained as it is only: own")
     return names
+
+
+def _check_arguments(plan: Comparison) -> None:
+    if any("mechanism" in arguments(plan.model, name) for name in plan.variants) and "mechanism" in plan.model_args:
+        raise ValueError("model_args: the mechanism is what is compared; name it among the mechanisms instead")
+    if plan.model_args:  # whatever is wrong with them shall come out now, before anything is written
+        given, images = plan.cells[0].model_args, plan.images
+        recipe = resolve(plan.recipe, plan.model, given, images, torch.device("cpu"))
+        create(plan.model, len(images.class_names), channels_of(given, images), recipe, given)
 
 
 def _takes_mechanism(model: str) -> bool:

@@ -87,7 +87,7 @@ def _about(results: Results) -> str:
     total, done = len(plan.variants) * len(plan.seeds), len(results.outcomes)
     size = "x".join(map(str, plan.recipe.image_size)) + " pixels" if plan.recipe.image_size else "its own size"
     known = {
-        "network": plan.model,
+        "network": ", ".join([plan.model, *(f"{name}={value}" for name, value in plan.model_args.items())]),
         "images": f"{len(plan.images.train)} to learn from, {len(plan.images.test)} to be judged by, {size}",
         "training": f"{counted(plan.recipe.epochs, 'epoch')} in batches of {plan.recipe.batch_size}",
         "seeds": ", ".join(map(str, plan.seeds)),

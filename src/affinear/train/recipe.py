@@ -245,6 +245,17 @@ def parse(settings: list[str]) -> dict[str, Any]:
     return found
 
 
+def parse_model_args(given: list[str]) -> dict[str, Any]:
+    """What a network is made with as the command line spells it: name=value.
+
+    Examples:
+        >>> parse_model_args(["depth=6", "mechanism=mala"])
+        {'depth': 6, 'mechanism': 'mala'}
+    """
+    pairs = (named_value(text, "--model-arg: expected name=value, such as depth=6") for text in given)
+    return {name: parse_value(value.strip()) for name, value in pairs}
+
+
 def named_value(text: str, expected: str) -> tuple[str, str]:
     """Name and value of what the command line spells name=value, or a ValueError that begins with what was expected.
 
