@@ -1,4 +1,4 @@
-"""The evidence: the three experiments of results/README.md on CIFAR-10, on one GPU, within a given time.
+"""The evidence: the experiments of results/README.md on CIFAR-10, on one GPU, within a given time.
 
     PYTHONPATH=src python scripts/evidence.py --data cifar-10 --output evidence --part score --seeds 3 --epochs 20 \
         --parallel 4 --minutes 9
@@ -22,9 +22,15 @@ from rich.console import Console
 from affinear.train import compare
 from affinear.train.compare_screen import Lines, table
 from affinear.train.recipe import parse, parse_model_args
-from affinear.train.variants import ABLATION, LAYERS, SCORE
+from affinear.train.variants import ABLATION, LAYERS, ROTARY, SCORE
 
-PARTS = {"score": SCORE, "layers": LAYERS, "ablation": ABLATION}
+PARTS = {
+    "score": SCORE,
+    "layers": LAYERS,
+    "ablation": ABLATION,
+    "rotary": tuple(name for name in SCORE if name.endswith(ROTARY)),
+    "controls": ("softmax", "linear", "mala", "linear+rotary", "mala+rotary"),
+}
 SETTINGS: dict[str, Any] = {
     "batch_size": 256,
     "lr": 1e-3,
