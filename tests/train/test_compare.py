@@ -159,6 +159,7 @@ def test_networks_are_made_with_what_is_asked_for(tmp_path: Path):
     ("given", "sentence"),
     [
         ({"mechanisms": ["mela"]}, "mechanism: expected one of"),
+        ({"mechanisms": ["softmax", "mela"]}, "mechanism: expected one of"),
         ({"mechanisms": [""]}, "mechanisms: expected names"),
         ({"seeds": 0}, "seeds: expected"),
         ({"model": "affinear_trunk_mikro"}, "affinear_trunk_micro"),

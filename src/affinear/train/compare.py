@@ -27,6 +27,7 @@ from .folder import differences
 from .network import channels_of, check_name, create, resolve
 from .published import recipe_for
 from .recipe import Recipe, check_fields
+from .seeding import kept_random_state
 from .variants import DEFAULT
 
 PLAN, CELLS, RESULTS, REPORT = "comparison.json", "cells", "results.json", "report.html"
@@ -97,9 +98,15 @@ class Comparison:
     def about(self) -> dict[str, Any]:
         """What makes two comparisons the same one. Variants and seeds may be added later."""
         recipe = asdict(replace(self.recipe, seed=0))
-        model = {"model": self.model, "model_args": dict(self.model_args)}
-        told = model | {"data": self.images.name, "limit": self.limit, "recipe": recipe}
-        return told | {"train_images": len(self.images.train), "test_images": len(self.images.test)}
+        return {
+            "model": self.model,
+            "model_args": dict(self.model_args),
+            "data": self.images.name,
+            "limit": self.limit,
+            "recipe": recipe,
+            "train_images": len(self.images.train),
+            "test_images": len(self.images.test),
+        }
 
 
 @dataclass(frozen=True)
@@ -307,12 +314,14 @@ def _variants(model: str, mechanisms: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _check_arguments(plan: Comparison) -> None:
-    if any("mechanism" in arguments(plan.model, name) for name in plan.variants) and "mechanism" in plan.model_args:
+    cells, images = plan.cells, plan.images  # to make them is to ask whether the network can have each attention
+    if "mechanism" in plan.model_args and "mechanism" in arguments(plan.model, plan.variants[0]):
         raise ValueError("model_args: the mechanism is what is compared; name it among the mechanisms instead")
     if plan.model_args:  # whatever is wrong with them shall come out now, before anything is written
-        given, images = plan.cells[0].model_args, plan.images
+        given = cells[0].model_args
         recipe = resolve(plan.recipe, plan.model, given, images, torch.device("cpu"))
-        create(plan.model, len(images.class_names), channels_of(given, images), recipe, given)
+        with kept_random_state():
+            create(plan.model, len(images.class_names), channels_of(given, images), recipe, given)
 
 
 def _takes_mechanism(model: str) -> bool:
