@@ -12,6 +12,8 @@ from PIL import Image, ImageOps
 
 # Formats that are no pictures, need another program, or hand the file to one.
 NOT_READ = frozenset({"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"})
+# Tried before all others: some of those read on before they find that a file is not theirs.
+USUAL = ("JPEG", "PNG", "WEBP")
 WITH_ALPHA = frozenset({"RGBA", "RGBa", "LA", "La", "PA"})
 DEEP_TOPS = (1.0, 255.0, 65535.0)  # what white is in images of more than eight bits, the smallest that fits
 
@@ -22,9 +24,10 @@ class CorruptImage(ValueError):
 
 @cache
 def formats() -> tuple[str, ...]:
-    """The formats that are read, by Pillow's names."""
+    """The formats that are read, by Pillow's names, the usual ones first."""
     Image.init()
-    return tuple(sorted(set(Image.OPEN) - NOT_READ))
+    known = set(Image.OPEN) - NOT_READ
+    return (*(name for name in USUAL if name in known), *sorted(known.difference(USUAL)))
 
 
 @cache
