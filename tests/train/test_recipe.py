@@ -62,6 +62,7 @@ def test_averages_and_rates_follow_the_batch():
 def test_every_network_has_a_recipe_of_its_family_and_others_the_documented_default():
     assert {family_of(name) for name in names()} == set(RECIPES) - {"finetune", "tiny"}
     assert recipe_for("resnet18") == recipe_for("vit_tiny_patch16_224", "finetune")
+    assert recipe_for("affinear_trunk_cifar") == recipe_for("affinear_trunk_cifar", "tiny")
 
 
 def test_a_shorter_run_warms_up_for_the_same_share():

@@ -56,7 +56,6 @@ RECIPES: Mapping[str, Recipe] = {
         epochs=20, batch_size=128, lr=1e-3, warmup_epochs=2, warmup_lr=1e-6, clip_grad=1.0, augment="simple", hflip=0.0
     ),
 }
-DEFAULT = "finetune"
 
 # What differs by size within a family.
 SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -82,7 +81,7 @@ def recipe_for(model: str, name: str | None = None, **changes: Any) -> Recipe:
     it is. Of a run that is made shorter or longer, the warm-up keeps its share, unless it is set too.
 
     Args:
-        model: Name of the network. One of no family of ours gets "finetune".
+        model: Name of the network. The trunks of `affinear compare` get "tiny", networks of others "finetune".
         name: One of `RECIPES`, instead of the family's.
         changes: Fields of `Recipe`.
 
@@ -102,7 +101,7 @@ def recipe_for(model: str, name: str | None = None, **changes: Any) -> Recipe:
     """
     check_fields(changes)
     family = family_of(model)
-    chosen = name or family or DEFAULT
+    chosen = name or family or ("tiny" if model.startswith("affinear_trunk_") else "finetune")
     if chosen not in RECIPES:
         near = get_close_matches(chosen, RECIPES, n=2, cutoff=0.5)
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
