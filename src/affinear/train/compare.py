@@ -314,11 +314,11 @@ def _variants(model: str, mechanisms: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _check_arguments(plan: Comparison) -> None:
-    cells, images = plan.cells, plan.images  # to make them is to ask whether the network can have each attention
-    if "mechanism" in plan.model_args and "mechanism" in arguments(plan.model, plan.variants[0]):
+    chosen = [arguments(plan.model, name) for name in plan.variants]  # refuses what the network cannot have
+    if "mechanism" in plan.model_args and "mechanism" in chosen[0]:
         raise ValueError("model_args: the mechanism is what is compared; name it among the mechanisms instead")
     if plan.model_args:  # whatever is wrong with them shall come out now, before anything is written
-        given = cells[0].model_args
+        given, images = plan.cells[0].model_args, plan.images
         recipe = resolve(plan.recipe, plan.model, given, images, torch.device("cpu"))
         with kept_random_state():
             create(plan.model, len(images.class_names), channels_of(given, images), recipe, given)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from . import trunk
 from .recipe import Recipe, check_fields
 
 RANDAUGMENT = "rand-m9-mstd0.5-inc1"
@@ -101,7 +102,7 @@ def recipe_for(model: str, name: str | None = None, **changes: Any) -> Recipe:
     """
     check_fields(changes)
     family = family_of(model)
-    chosen = name or family or ("tiny" if model.startswith("affinear_trunk_") else "finetune")
+    chosen = name or family or ("tiny" if model in trunk.SIZES else "finetune")
     if chosen not in RECIPES:
         near = get_close_matches(chosen, RECIPES, n=2, cutoff=0.5)
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
