@@ -30,9 +30,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from affinear.bench import machine
+from affinear.tasks.classify import network as networks
+from affinear.tasks.classify.data import ArraySource, Augment, Batching, Images, Skipped, open_data, ready, train_loader
 from affinear.train import Recipe, recipe_for
-from affinear.train import network as networks
-from affinear.train.data import ArraySource, Augment, Batching, Images, Skipped, open_data, ready, train_loader
 from affinear.train.devices import accelerated, device
 from affinear.train.kit import build, make_schedule
 from affinear.train.stepping import Stepper

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from affinear.train import compare
-from affinear.train.compare_screen import Lines, table
+from affinear import compare
+from affinear.compare.screen import Lines, table
+from affinear.tasks.classify.variants import ABLATION, LAYERS, ROTARY, SCORE
 from affinear.train.recipe import parse, parse_model_args
-from affinear.train.variants import ABLATION, LAYERS, ROTARY, SCORE
 
 PARTS = {
     "score": SCORE,

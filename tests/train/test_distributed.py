@@ -33,7 +33,7 @@ from torch.distributed.fsdp import fully_shard
 
 import affinear.models
 from affinear.train.checkpoint import Position, load, save
-from affinear.train.data import Skipped
+from affinear.tasks.classify.data import Skipped
 from affinear.train.state import load_into, snapshot
 
 SMALL = dict(depth=1, embed_dim=16, num_heads=2, patch_size=4, img_size=8, in_chans=1, num_classes=3)

@@ -19,9 +19,10 @@ from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from affinear.train import NonFinite, OtherRun, Progress, Recipe, Run, SaveError, curves, data, recipe_for, train
-from affinear.train import network as networks
-from affinear.train.data import ArraySource, CorruptImage, Images, Skipped, TooManyCorrupt
+from affinear.tasks.classify import data
+from affinear.tasks.classify import network as networks
+from affinear.tasks.classify.data import ArraySource, CorruptImage, Images, Skipped, TooManyCorrupt
+from affinear.train import NonFinite, OtherRun, Progress, Recipe, Run, SaveError, curves, recipe_for, train
 from affinear.train.kit import make_schedule
 from affinear.train.records import read_log
 from affinear.train.seeding import seed_of

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from affinear.models.catalogue import names
+from affinear.tasks.classify.published import family_of
 from affinear.train import RECIPES, Recipe, recipe_for
-from affinear.train.published import family_of
 from affinear.train.recipe import CHECKS, parse, parse_size
 
 

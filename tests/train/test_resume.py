@@ -17,8 +17,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from affinear.tasks.classify.data import ArraySource, Images
 from affinear.train import Interrupted, Progress, Run, checkpoint, curves, recipe_for, signals, train
-from affinear.train.data import ArraySource, Images
 from affinear.train.records import read_log
 
 MODEL = "mavit_tiny"  # has batch norms, whose statistics have to come back too

@@ -1,10 +1,10 @@
 """Train, evaluate and use networks: `train(Run(...))`, `evaluate`, `predict`, with the papers' recipes."""
 
+from ..tasks.classify.evaluate import ClassScore, Score, Trained, evaluate, load_trained
+from ..tasks.classify.published import RECIPES, recipe_for
 from .engine import Result, Run, train
-from .evaluate import ClassScore, Score, Trained, evaluate, load_trained
 from .faults import Interrupted, NonFinite, OtherRun, RunError, SaveError
 from .progress import Lines, Live, Progress
-from .published import RECIPES, recipe_for
 from .recipe import Recipe
 from .records import EpochRecord
 

@@ -19,13 +19,13 @@ from accelerate.utils import gather_object
 from safetensors.torch import save_file
 from torch import nn
 
+from ..tasks.classify import network as networks
+from ..tasks.classify.data import Images, open_data, ready
+from ..tasks.classify.evaluate import Score, score
 from . import checkpoint, curves, folder
-from . import network as networks
 from .blame import weights_at_fault
 from .checkpoint import Position
-from .data import Images, open_data, ready
 from .devices import accelerated, device, is_sharded, peak_memory
-from .evaluate import Score, score
 from .faults import Interrupted, NonFinite, RunError
 from .kit import Kit, build
 from .progress import Progress

@@ -16,8 +16,8 @@ from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
-from . import network as networks
-from .data import Images, Normalize, Skipped, test_loader, train_loader
+from ..tasks.classify import network as networks
+from ..tasks.classify.data import Images, Normalize, Skipped, test_loader, train_loader
 from .devices import is_sharded
 from .recipe import Recipe
 from .seeding import seed_of

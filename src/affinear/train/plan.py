@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from . import network as networks
-from .data import Images, open_data
+from ..tasks.classify import network as networks
+from ..tasks.classify.data import Images, open_data
 from .devices import device
 from .engine import Run
 from .kit import make_schedule

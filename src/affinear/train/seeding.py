@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Generator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
-
-from .data.augment import kept_randomness
 
 
 def seed_of(*numbers: int) -> int:
@@ -46,3 +45,22 @@ def kept_random_state() -> Generator[None]:
     """
     with kept_randomness(), torch.random.fork_rng():  # the second for GPUs
         yield
+
+
+@contextmanager
+def kept_randomness() -> Generator[None]:
+    """Let anything be drawn from the generators of this process's CPU, and then go on as if nothing had been."""
+    python, arrays, tensors = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)
+        torch.default_generator.set_state(tensors)
+
+
+def seed_all(seed: int) -> None:
+    """Let all that the CPU draws next follow from a seed."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would start the generators of GPUs anew as well

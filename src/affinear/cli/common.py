@@ -1,0 +1,106 @@
+"""What subcommands share: saying no in one sentence, keeping files, and the packages they need."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from affinear.lens.files import Placed
+
+FORMATS = (".png", ".svg", ".pdf")
+TRAINING = ("timm", "accelerate", "safetensors", "torchvision", "PIL", "numpy")
+
+
+@contextmanager
+def told_in_a_sentence() -> Generator[None]:
+    """End with a sentence, and the exit code that fits, where training or evaluation cannot go on."""
+    import torch
+
+    from affinear.train import Interrupted, NonFinite
+
+    try:
+        yield
+    except Interrupted as asked:
+        if is_first():
+            print(asked, file=sys.stderr)
+        sys.exit(asked.exit_code)
+    except KeyboardInterrupt:
+        print("Stopped at once; the last checkpoint is as it was.", file=sys.stderr)
+        sys.exit(130)
+    except torch.OutOfMemoryError:
+        stop(
+            "The GPU's memory is full. --set accumulate=2 works a batch off in two parts; a smaller --batch-size helps "
+            "too."
+        )
+    except NonFinite as fault:
+        stop(str(fault))  # by whichever process met it
+    except (ValueError, RuntimeError, OSError) as error:
+        if not is_first():
+            sys.exit(1)
+        stop(f"{str(error).rstrip('.')}.")
+
+
+def is_first() -> bool:
+    """Whether this process is the one that speaks."""
+    # Of the processes that torchrun or accelerate started; all of them compute, one of them speaks.
+    return os.environ.get("RANK", "0") == "0"
+
+
+def require(extra: str, *packages: str) -> None:
+    """Stop, with the extra that brings them, where packages are missing."""
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        stop(f"This command needs {' and '.join(missing)}: pip install 'affinear[{extra}]'")
+
+
+def keeper(wanted: Path, what: str, force: bool) -> Callable[[bytes], Placed]:
+    """A function that saves the latest version of a file: once a name is taken, over what it saved there before."""
+    from affinear.lens.files import place
+
+    taken: list[Path] = []
+
+    def keep(content: bytes) -> Placed:
+        try:
+            placed = place(content, taken[0] if taken else wanted, force=force or bool(taken))
+        except OSError as error:
+            stop(f"The {what} could not be saved to {wanted}: {error.strerror or error}.")
+        taken.append(placed.path)
+        return placed
+
+    return keep
+
+
+def check_output(
+    output: Path, what: str = "The figure", formats: tuple[str, ...] = FORMATS, option: str = "--output"
+) -> None:
+    """Stop where a file of this name cannot be saved."""
+    # Before the work, not after it.
+    if output.suffix.lower() not in formats:
+        named = " or ".join(filter(None, (", ".join(formats[:-1]), formats[-1])))
+        stop(f"{what} can be saved as {named}, not as {output.name!r}; give {option} such a name.")
+    if output.is_dir():
+        stop(f"{output} is a folder; give {option} the name of a file in it.")
+    if not output.parent.is_dir():
+        stop(f"The folder {output.parent} does not exist; make it first or give {option} another place.")
+
+
+def told(path: Path, written: bool, wanted: Path, what: str = "figure") -> str:
+    """Where a file is, in a sentence."""
+    if not written:
+        return f"The same {what} is already in {path}."
+    if path == wanted:
+        return f"{what.capitalize()}: {path}"
+    return f"{wanted} was there and differs, so the {what} is in {path}."
+
+
+def stop(sentence: str) -> NoReturn:
+    """Say why in a sentence, and end."""
+    print(sentence, file=sys.stderr)
+    sys.exit(1)

@@ -1,0 +1,89 @@
+"""`affinear compare`: the same network once per attention and seed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .common import TRAINING, require, told_in_a_sentence
+
+if TYPE_CHECKING:
+    from affinear.compare import Results
+
+
+def compare(
+    data: Annotated[str, typer.Option(help="Images, as for `affinear train`; 'digits' are always at hand.")] = "digits",
+    model: Annotated[
+        str, typer.Option(help="affinear_trunk_micro, affinear_trunk_cifar, or any network of ours or timm's.")
+    ] = "affinear_trunk_micro",
+    mechanisms: Annotated[
+        str | None, typer.Option(help="What to compare, with commas, such as softmax,mala+rotary,mala_layer.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="How many, such as 3, or which, such as 0,1,2.")] = "2",
+    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the images.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder of the comparison; runs/compare if not given.")
+    ] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="Any field of the recipe: field=value; may be given again.")
+    ] = None,
+    model_arg: Annotated[
+        list[str] | None,
+        typer.Option(help="What the network is made with: name=value, such as depth=6; may be given again."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many images of each half.")] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=0, help="Networks trained at a time; one per core if not given, 0: in this process."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One seed, two epochs: whether it works.")] = False,
+) -> None:
+    """Train the same network once per attention and seed, and say which differences are real: the papers' experiment.
+
+    Without options: scikit-learn's digits, six attentions with and without rotary positions, two seeds. The same
+    command goes on after an interruption, and does not train again what is through.
+    """
+    require("train", *TRAINING)
+    from affinear import compare as comparisons
+    from affinear.compare import screen as screens
+    from affinear.train import recipe as recipes
+
+    with told_in_a_sentence():
+        changes = {**recipes.parse(setting or []), **({"epochs": epochs} if epochs else {})}
+        chosen = 1 if quick else comparisons.parse_seeds(seeds)
+        where = output or Path("runs", "compare-quick" if quick else "compare")
+        names = None if mechanisms is None else mechanisms.split(",")
+        if quick:
+            changes = {"epochs": comparisons.QUICK_EPOCHS, **changes}
+        made = recipes.parse_model_args(model_arg or [])
+        plan = comparisons.prepare(
+            data, model, names, chosen, where, model_args=made, limit=limit, jobs=jobs, **changes
+        )
+        results = comparisons.run(plan, screens.for_people())
+    if results.outcomes:
+        _print_results(results)
+    if results.interrupted:
+        print(f"Stopped and saved after {len(results.outcomes)} of {len(plan.cells)} cells. The same command goes on.")
+        sys.exit(130)
+
+
+def _print_results(results: Results) -> None:
+    from rich.console import Console
+
+    from affinear import compare as comparisons
+    from affinear.compare import screen as screens
+
+    told = comparisons.conclusions(results)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    console.print(screens.table(told.summaries))
+    console.print(screens.LEGEND, style="dim", width=min(console.width, 120))
+    print()
+    for finding in told.findings:
+        if finding.decided:
+            console.print(finding.sentence, markup=False)
+    for sentence in told.limits:
+        console.print(sentence, markup=False)
+    print(f"Report: {results.comparison.output / comparisons.REPORT}")

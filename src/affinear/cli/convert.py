@@ -1,0 +1,43 @@
+"""`affinear convert`: released checkpoints as safetensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .common import check_output, keeper, require, stop, told
+
+
+def convert(
+    checkpoint: Annotated[Path, typer.Argument(help="A released file, .pth or .safetensors.")],
+    model: Annotated[str, typer.Option(help="The network it belongs to, such as mavit_tiny.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to save the weights: .safetensors.")],
+    nest: Annotated[
+        str | None, typer.Option(help="Which weights, where the file has several: model, state_dict, model_ema ...")
+    ] = None,
+    img_size: Annotated[int | None, typer.Option(help="Resize position tables for images of this side.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+) -> None:
+    """Read a released checkpoint into one of the networks and save it as safetensors.
+
+    Code in the checkpoint is never run. If a tensor is missing, unexpected or of another shape, all of them are named
+    and nothing is written.
+    """
+    require("vision", "timm", "safetensors")
+    check_output(output, "The weights", (".safetensors",))
+    if not checkpoint.is_file():
+        stop(f"{checkpoint} is not a file; give the path of a checkpoint.")
+    from affinear.models import checkpoints
+
+    try:
+        converted = checkpoints.convert(checkpoint, model, nest=nest, img_size=img_size)
+    except (ValueError, TypeError) as error:
+        stop(f"{error}.")
+    except OSError as error:
+        stop(f"{checkpoint} could not be read: {error.strerror or error}.")
+    if converted.weights.others:
+        print(f"Took {converted.weights.nest}; the file also has {', '.join(converted.weights.others)}: see --nest.")
+    saved = keeper(output, "file", force)(converted.content)
+    print(told(saved.path, saved.written, output, "file"))

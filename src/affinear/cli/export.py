@@ -1,0 +1,53 @@
+"""`affinear export`: a network as ONNX."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .common import check_output, keeper, require, stop, told
+
+
+def export(
+    name: Annotated[str, typer.Argument(help="A network that `affinear models` lists, such as mavit_tiny.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to save it: .onnx.")] = Path("model.onnx"),
+    weights: Annotated[
+        Path | None, typer.Option(help="Its weights, .safetensors or a released file; random ones if not given.")
+    ] = None,
+    size: Annotated[str | None, typer.Option(help="HxW of the images, such as 224x224; if not given, its own.")] = None,
+    fixed_size: Annotated[bool, typer.Option("--fixed-size", help="For images of that size only.")] = False,
+    opset: Annotated[int, typer.Option(min=18, help="Version of ONNX's operators.")] = 20,
+    num_classes: Annotated[int | None, typer.Option(min=1, help="Classes, without --weights.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+) -> None:
+    """Save a network as ONNX, for any batch and, if it has no windows, any size, once onnxruntime agrees with torch.
+
+    It takes minutes. If the output file is there already and differs, a free name such as model-2.onnx is taken, unless
+    --force.
+    """
+    require("export", "timm", "safetensors", "onnx", "onnxscript", "onnxruntime")
+    check_output(output, "The network", (".onnx",))
+    from rich.console import Console
+
+    from affinear.bench.models_plan import Images
+    from affinear.models import checkpoints
+    from affinear.models.export import export_onnx
+
+    try:
+        model = checkpoints.network(name, weights, num_classes)
+        images = Images.parse(size or "x".join(str(side) for side in model.pretrained_cfg["input_size"][1:]), batch=1)
+        with Console(stderr=True).status("") as status:
+            exported = export_onnx(
+                model,
+                size=(images.height, images.width),
+                dynamic_size=False if fixed_size else None,
+                opset=opset,
+                progress=lambda step: status.update(f"{step.capitalize()} ..."),
+            )
+    except (ValueError, RuntimeError, OSError) as error:
+        stop(f"{str(error).rstrip('.')}.")
+    saved = keeper(output, "network", force)(exported.content)
+    print(f"May vary: {', '.join(exported.dynamic)}. Largest relative error against torch: {exported.error:.1e}.")
+    print(told(saved.path, saved.written, output, "network"))

@@ -1,0 +1,132 @@
+"""`affinear lens`: the microscope, the papers' figures, and a report of a network's attention."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .common import FORMATS, check_output, keeper, require, stop, told
+
+
+def lens_microscope(
+    context: typer.Context,
+    host: Annotated[
+        str, typer.Option(help="Where to listen; anywhere but on this machine, everybody can use it.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 0,
+    model: Annotated[str | None, typer.Option(help="A network to look into, such as mavit_tiny.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Its weights, .safetensors or a released file; random ones if not given.")
+    ] = None,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address, open nothing.")] = False,
+) -> None:
+    """Open the microscope, a page that shows what a patch of an image attends to; or draw figures or write a report."""
+    if context.invoked_subcommand is not None:
+        return
+    require("lens", "PIL", "numpy")
+    if model is not None:
+        require("vision", "timm", "safetensors")
+    from affinear.lens.microscope import serve
+
+    try:
+        serve(host, port, model, checkpoint, open_browser=not no_browser)
+    except (ValueError, TypeError) as error:
+        stop(f"{str(error).rstrip('.')}.")
+    except OSError as error:
+        stop(f"The microscope could not be started: {error.strerror or error}.")
+
+
+def lens_figures(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the figures; made if it is not there.")],
+    only: Annotated[
+        str | None,
+        typer.Option(help="Figures, with commas: norms, ratios, confusion, locality, signs, distributions, ranks."),
+    ] = None,
+    formats: Annotated[str, typer.Option("--format", help="png, svg or pdf; several with commas.")] = "png,svg",
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+) -> None:
+    """Draw the papers' analysis figures anew, from this library's own numbers, and say what they show.
+
+    Tokens are synthetic and seeds fixed: the same files every time. If a file is there already and differs, a free name
+    such as norms-2.png is taken, unless --force.
+    """
+    suffixes = list(dict.fromkeys(f".{word.strip().lower()}" for word in formats.split(",")))
+    for suffix in suffixes:
+        if suffix not in FORMATS:
+            stop(f"--format: expected some of png, svg, pdf, with commas, got {suffix[1:]!r}.")
+    from rich.console import Console
+
+    from affinear.lens import papers
+    from affinear.lens.figures import render
+
+    try:
+        chosen = papers.pick(only)
+    except ValueError as error:
+        stop(f"--{error}.")
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        stop(f"The folder {output} could not be made: {error.strerror or error}.")
+    console = Console(highlight=False)
+    for name, draw in chosen.items():
+        drawn = draw()
+        console.print(f"[bold]{name}[/bold] ({drawn.source})")
+        console.print(drawn.reading, width=min(console.width, 80), markup=False)
+        for suffix in suffixes:
+            wanted = output / f"{name}{suffix}"
+            saved = keeper(wanted, "figure", force)(render(drawn.figure, suffix[1:]))
+            print(told(saved.path, saved.written, wanted))
+        print()
+
+
+def lens_report(
+    model: Annotated[str, typer.Option(help="A network that `affinear models` lists, such as mavit_tiny.")],
+    data: Annotated[Path, typer.Option(help="A folder of images: .jpg, .png or .webp, in it or in folders of it.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to save the report: .html.")] = Path(
+        "affinear-report.html"
+    ),
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Its weights, .safetensors or a released file; random ones if not given.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many images.")] = 16,
+    rows: Annotated[int, typer.Option(min=1, help="At most so many queries of each image and layer.")] = 256,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+) -> None:
+    """Show a network some images and report what each attention layer and head did: one HTML file.
+
+    If the output file is there already and differs, a free name such as affinear-report-2.html is taken, unless
+    --force.
+    """
+    require("vision", "timm", "safetensors", "torchvision", "PIL")
+    check_output(output, "The report", (".html",))
+    import torch
+    from rich.console import Console
+
+    from affinear.lens.report import batch_of_images, html, summary
+    from affinear.lens.watching import watch
+    from affinear.models import checkpoints
+
+    try:
+        network = checkpoints.network(model, checkpoint).eval()
+        images = batch_of_images(data, network, limit)
+        with Console(stderr=True).status("") as status, watch(network, rows=rows) as watched, torch.no_grad():
+            for done, batch in enumerate(images.pixels.split(4)):
+                status.update(f"Looking at image {4 * done + 1} of {len(images.names)} ...")
+                network(batch)
+    except (ValueError, RuntimeError, OSError) as error:
+        stop(f"{str(error).rstrip('.')}.")
+    for reason in images.skipped:
+        print(f"Skipped {reason}", file=sys.stderr)
+    about = {
+        "network": model,
+        "weights": "random" if checkpoint is None else checkpoint.name,
+        "images": f"{len(images.names)} of {data}",
+        "rows": f"at most {rows} of each image",
+    }
+    page = html(watched, title=f"Attention of {model}", about=about)
+    print("\n".join(summary(watched)))
+    saved = keeper(output, "report", force)(page.encode())
+    print(told(saved.path, saved.written, output, "report"))

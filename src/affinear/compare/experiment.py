@@ -1,0 +1,367 @@
+"""The papers' experiment: one network, one recipe, only the attention changed, over several seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+
+from affinear.bench import machine
+from affinear.lens.files import place
+
+from ..tasks.classify import trunk
+from ..tasks.classify.data import ArraySource, Images, open_data
+from ..tasks.classify.network import channels_of, check_name, create, resolve
+from ..tasks.classify.published import recipe_for
+from ..tasks.classify.variants import DEFAULT
+from ..train.faults import Interrupted
+from ..train.folder import differences
+from ..train.recipe import Recipe, check_fields
+from ..train.seeding import kept_random_state
+from . import workers
+from .cells import CELL, Cell, Outcome, arguments, first_of, run_cell
+from .findings import Conclusions, conclude
+from .report import html
+from .screen import Screen
+
+PLAN, CELLS, RESULTS, REPORT = "comparison.json", "cells", "results.json", "report.html"
+MICRO, CIFAR = "affinear_trunk_micro", "affinear_trunk_cifar"
+OUTPUT = Path("runs/compare")
+SEEDS, QUICK_EPOCHS = 2, 2
+MOST_JOBS = 4  # cells at a time on a CPU, whose memory they share
+LARGEST = 64  # pixels; larger images are made smaller for a trunk
+OTHERS = ("softmax", "linear", "inline", "nala", "mala")  # in networks that are not a trunk
+
+# What the trunks are trained with. Everything is decided here, so that a comparison is the same on every machine.
+_PLAIN = Recipe(lr=4e-3, weight_decay=0.05, warmup_lr=1e-6, min_lr=1e-5, clip_grad=1.0, smoothing=0.1, compile=False)
+TRUNK_RECIPES: Mapping[str, Recipe] = {
+    # Digits are neither mirrored nor shifted: with so few epochs it would not help.
+    MICRO: _PLAIN.changed(epochs=10, batch_size=96, warmup_epochs=1.0, augment="none", hflip=0.0, log_every=1000),
+    CIFAR: _PLAIN.changed(epochs=30, batch_size=256, lr=1e-3, warmup_epochs=3.0, augment="simple", pad=4, hflip=0.5),
+}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared, and how.
+
+    Attributes:
+        model: Name of the network.
+        data: What `open_data` takes.
+        images: The same, open, and cut to the limit.
+        variants: Names of what is compared.
+        seeds: Each variant is trained once with each.
+        recipe: How each is trained; the seed in it does not count.
+        output: Folder for all that is written.
+        model_args: What each network is made with beside its attention.
+        limit: At most so many images of each half; None for all.
+        jobs: Cells at a time, each in a process of its own; 0 works on them here, one after the other.
+        threads: Of each process; 0 leaves them as they are.
+    """
+
+    model: str
+    data: str
+    images: Images
+    variants: tuple[str, ...]
+    seeds: tuple[int, ...]
+    recipe: Recipe
+    output: Path
+    model_args: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    limit: int | None = None
+    jobs: int = 0
+    threads: int = 0
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All of them, seed by seed, so that a table that is not finished yet has something of every variant."""
+        return [self.cell(name, seed) for seed in self.seeds for name in self.variants]
+
+    def cell(self, name: str, seed: int) -> Cell:
+        """The one of this variant and seed."""
+        return Cell(
+            variant=name,
+            recipe=self.recipe.changed(seed=seed),
+            model=self.model,
+            model_args={**self.model_args, **arguments(self.model, name)},
+            data=self.data,
+            limit=self.limit,
+            folder=self.output / CELLS / f"{name}-seed{seed}",
+            threads=self.threads,
+        )
+
+    def about(self) -> dict[str, Any]:
+        """What makes two comparisons the same one. Variants and seeds may be added later."""
+        recipe = asdict(replace(self.recipe, seed=0))
+        return {
+            "model": self.model,
+            "model_args": dict(self.model_args),
+            "data": self.images.name,
+            "limit": self.limit,
+            "recipe": recipe,
+            "train_images": len(self.images.train),
+            "test_images": len(self.images.test),
+        }
+
+
+@dataclass(frozen=True)
+class Results:
+    """What came out of a comparison.
+
+    Attributes:
+        comparison: What was compared.
+        outcomes: Of the cells that are through.
+        interrupted: Whether some are not, because it was stopped.
+    """
+
+    comparison: Comparison
+    outcomes: tuple[Outcome, ...]
+    interrupted: bool = False
+
+
+def prepare(
+    data: str = "digits",
+    model: str = MICRO,
+    mechanisms: Sequence[str] | None = None,
+    seeds: int | Sequence[int] = SEEDS,
+    output: Path = OUTPUT,
+    *,
+    model_args: Mapping[str, Any] | None = None,
+    limit: int | None = None,
+    jobs: int | None = None,
+    **changes: Any,
+) -> Comparison:
+    """Settle everything about a comparison before anything is computed or written.
+
+    Args:
+        data: What `open_data` takes: "digits", a folder ...
+        model: A trunk, a network that takes `mechanism=`, or any other of timm's as it is.
+        mechanisms: Names that `affinear.tasks.classify.variants` knows; the six rules with and without rotary positions
+            if None.
+        seeds: How many, or which.
+        output: Folder for all that is written.
+        model_args: What each network is made with beside its attention, such as `{"depth": 6}`.
+        limit: At most so many images of each half.
+        jobs: Cells at a time; as many as there are cores, four at most, or one on a GPU, if None. 0 works in this
+            process, where mechanisms that you registered are known.
+        changes: Fields of the recipe, such as `epochs`.
+
+    Raises:
+        ValueError: If something is not possible.
+
+    Example:
+        >>> from affinear.compare.experiment import prepare
+        >>> plan = prepare(mechanisms=["softmax", "mala+rotary"], seeds=3, epochs=5)
+        >>> [cell.title for cell in plan.cells][:3]
+        ['softmax, seed 0', 'mala+rotary, seed 0', 'softmax, seed 1']
+    """
+    check_name(model)
+    check_fields(changes)
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit: expected at least one image, got {limit}")
+    images = first_of(open_data(data), limit)
+    plan = Comparison(
+        model=model,
+        data=data,
+        images=images,
+        variants=_variants(model, mechanisms),
+        seeds=_seeds(seeds),
+        recipe=_recipe(model, images, changes),
+        output=Path(output),
+        model_args=dict(model_args or {}),
+        limit=limit,
+    )
+    _check_arguments(plan)
+    jobs = _jobs(len(plan.cells)) if jobs is None else jobs
+    return replace(plan, jobs=jobs, threads=max(1, cores() // jobs) if jobs else 0)
+
+
+def run(plan: Comparison, screen: Screen | None = None, seconds: float | None = None) -> Results:
+    """Train all cells that are not through yet, and write results and report after each.
+
+    Args:
+        plan: What to compare.
+        screen: Shows how far it is; nothing if None.
+        seconds: After so many everything is saved and stopped.
+
+    Returns:
+        What came out. If it was interrupted, the same call goes on later.
+
+    Raises:
+        ValueError: If the folder holds something else.
+        OSError: If it cannot be written to.
+    """
+    enter(plan)
+    screen = Screen() if screen is None else screen
+    outcomes = {(cell.variant, cell.seed): Outcome.read(cell.folder / CELL) for cell in plan.cells}
+    found = [outcome for outcome in outcomes.values() if outcome is not None]
+    missing = [cell for cell in plan.cells if outcomes[cell.variant, cell.seed] is None]
+
+    def finished(outcome: Outcome) -> None:
+        found.append(outcome)
+        screen.finished(outcome)
+        save(Results(plan, tuple(found)))
+
+    screen.begin(plan.variants, plan.seeds, plan.recipe.epochs, found)
+    try:
+        if plan.jobs:
+            whole = workers.run_cells(missing, plan.jobs, screen.started, screen.epoch, finished, seconds)
+        else:
+            whole = _run_here(plan, missing, screen, finished)
+    finally:
+        screen.end()
+    results = Results(plan, tuple(found), interrupted=not whole)
+    save(results)
+    return results
+
+
+def _run_here(plan: Comparison, cells: Sequence[Cell], screen: Screen, finished: Callable[[Outcome], None]) -> bool:
+    for cell in cells:
+        screen.started(cell)
+        try:
+            finished(run_cell(cell, lambda record, cell=cell: screen.epoch(cell, record), plan.images))
+        except (Interrupted, KeyboardInterrupt):
+            return False
+    return True
+
+
+def enter(plan: Comparison) -> None:
+    """Make the folder of a comparison, or make sure that it holds this one.
+
+    Raises:
+        ValueError: If it holds another comparison, whose differences are named, or other files.
+    """
+    path, about = plan.output / PLAN, plan.about()
+    if path.is_file():
+        try:
+            before = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"output: {path} cannot be read ({error}); give another folder") from None
+        found = differences(before, about)
+        if found:
+            raise ValueError(
+                f"output: {plan.output} holds another comparison: {'; '.join(found[:6])}; give --output another "
+                "folder, or the same settings to continue it"
+            )
+        return
+    if plan.output.is_dir() and any(plan.output.iterdir()):
+        raise ValueError(f"output: {plan.output} holds other files and no comparison; give a new or an empty folder")
+    plan.output.mkdir(parents=True, exist_ok=True)
+    place(json.dumps(about, indent=2).encode(), path, force=True)
+
+
+def save(results: Results) -> None:
+    """Write `results.json` and `report.html`."""
+    output = results.comparison.output
+    place(as_json(results), output / RESULTS, force=True)
+    place(html(results).encode(), output / REPORT, force=True)
+
+
+def conclusions(results: Results) -> Conclusions:
+    """What can be said about a comparison, and what cannot."""
+    plan = results.comparison
+    return conclude(results.outcomes, plan.variants, len(plan.images.test))
+
+
+def as_json(results: Results) -> bytes:
+    """Everything for machines: what was compared, where, every variant, every pair, every cell."""
+    plan = results.comparison
+    told_apart = conclusions(results)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    told = {
+        "comparison": plan.about() | {"variants": plan.variants, "seeds": plan.seeds, "jobs": plan.jobs},
+        "machine": machine.describe(device),
+        "interrupted": results.interrupted,
+        "variants": [asdict(summary) for summary in told_apart.summaries],
+        "findings": [asdict(finding) for finding in told_apart.findings],
+        "limits": told_apart.limits,
+        "cells": [_without_maps(outcome) for outcome in results.outcomes],
+    }
+    return json.dumps(told, indent=2).encode()
+
+
+def _without_maps(outcome: Outcome) -> dict[str, Any]:
+    told = asdict(outcome)
+    del told["attention"]["maps"]  # they are in the cell's own file
+    if outcome.error:
+        told["top1"] = None
+    return told
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _jobs(cells: int) -> int:
+    return 1 if torch.cuda.is_available() else max(1, min(cores(), cells, MOST_JOBS))
+
+
+def _variants(model: str, mechanisms: Sequence[str] | None) -> tuple[str, ...]:
+    takes = model in trunk.SIZES or _takes_mechanism(model)
+    if mechanisms is None:
+        return DEFAULT if model in trunk.SIZES else OTHERS if takes else ("own",)
+    names = tuple(dict.fromkeys(name.strip() for name in mechanisms))
+    if not names or not all(names):
+        raise ValueError("mechanisms: expected names such as softmax,mala+rotary, got none")
+    if not takes and names != ("own",):
+        raise ValueError(f"mechanisms: {model} does not take any, so it can be trained as it is only: own")
+    return names
+
+
+def _check_arguments(plan: Comparison) -> None:
+    chosen = [arguments(plan.model, name) for name in plan.variants]  # refuses what the network cannot have
+    if "mechanism" in plan.model_args and "mechanism" in chosen[0]:
+        raise ValueError("model_args: the mechanism is what is compared; name it among the mechanisms instead")
+    if plan.model_args:  # whatever is wrong with them shall come out now, before anything is written
+        given, images = plan.cells[0].model_args, plan.images
+        recipe = resolve(plan.recipe, plan.model, given, images, torch.device("cpu"))
+        with kept_random_state():
+            create(plan.model, len(images.class_names), channels_of(given, images), recipe, given)
+
+
+def _takes_mechanism(model: str) -> bool:
+    try:
+        timm.create_model(model, mechanism="softmax", device="meta")
+    except (TypeError, RuntimeError):
+        return False
+    return True
+
+
+def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
+    chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(dict.fromkeys(seeds))
+    if not chosen or any(seed < 0 for seed in chosen):
+        raise ValueError(f"seeds: expected a number of at least one, or seeds of at least 0, got {seeds}")
+    return chosen
+
+
+def parse_seeds(text: str) -> int | list[int]:
+    """Seeds as the command line spells them: how many, or with commas which.
+
+    Example:
+        >>> parse_seeds("3"), parse_seeds("0,1,5"), parse_seeds("7,")
+        (3, [0, 1, 5], [7])
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not parts[0] or not all(part.isdecimal() for part in parts if part):
+        raise ValueError(f"seeds: expected how many, such as 3, or which, such as 0,1,2, got {text!r}")
+    return int(parts[0]) if len(parts) == 1 else [int(part) for part in parts if part]
+
+
+def _recipe(model: str, images: Images, changes: Mapping[str, Any]) -> Recipe:
+    workers = {} if not isinstance(images.train, ArraySource) else {"workers": 0}
+    if model not in trunk.SIZES:
+        return recipe_for(model, "tiny", **{"compile": False, **workers, **changes})
+    recipe = TRUNK_RECIPES[model]
+    small = images.size is not None and max(images.size) <= LARGEST
+    given: dict[str, Any] = {"image_size": images.size if small else (32, 32), **workers}
+    if "epochs" in changes:  # the warm-up keeps its share
+        given["warmup_epochs"] = recipe.warmup_epochs * changes["epochs"] / recipe.epochs
+    recipe = recipe.changed(**{**given, **changes})
+    return dataclasses.replace(recipe, batch_size=min(recipe.batch_size, len(images.train)))

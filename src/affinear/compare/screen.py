@@ -1,0 +1,216 @@
+"""How a comparison shows that it is alive, and the table that it ends with."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from ..train.progress import spoken
+from ..train.records import EpochRecord
+from .cells import Cell, Outcome
+from .findings import Summary, counted
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+NONE = "-"
+# In two lines each, so that the table fits a terminal of 80 columns.
+HEADINGS = (
+    "variant",
+    "top-1\n%",
+    "spread",
+    "para-\nmeters",
+    "images\n/s",
+    "memory\nMB",
+    "entropy\n/norm",
+    "below\nzero %",
+    "row sum\nerror",
+)
+
+
+class Screen:
+    """Listens to a comparison and keeps count. This one is silent; others show what they hear."""
+
+    def __init__(self) -> None:
+        self.done: dict[tuple[str, int], Outcome] = {}
+        self.at: dict[tuple[str, int], EpochRecord] = {}
+        self.running: set[tuple[str, int]] = set()
+        self.variants: Sequence[str] = ()
+        self.seeds: Sequence[int] = ()
+        self.epochs = self.before = 0
+        self.began = 0.0
+
+    def begin(self, variants: Sequence[str], seeds: Sequence[int], epochs: int, found: Sequence[Outcome]) -> None:
+        """A comparison of so many epochs each begins, of which these cells are through."""
+        self.variants, self.seeds, self.epochs, self.before = variants, seeds, epochs, len(found)
+        self.done = {(outcome.variant, outcome.seed): outcome for outcome in found}
+        self.began = time.monotonic()
+
+    def started(self, cell: Cell) -> None:
+        """A cell is begun."""
+        self.running.add((cell.variant, cell.seed))
+
+    def epoch(self, cell: Cell, record: EpochRecord) -> None:
+        """An epoch of a cell is over."""
+        self.at[cell.variant, cell.seed] = record
+
+    def finished(self, outcome: Outcome) -> None:
+        """A cell is through."""
+        self.running.discard((outcome.variant, outcome.seed))
+        self.done[outcome.variant, outcome.seed] = outcome
+
+    def end(self) -> None:
+        """The comparison is over, or was stopped."""
+
+    def progress(self) -> str:
+        """How far it is and how long it will still take, if all cells are alike."""
+        total = len(self.variants) * len(self.seeds)
+        parts = sum(self.at[key].epoch / self.epochs for key in self.running if key in self.at)
+        worked, left = len(self.done) - self.before + parts, total - len(self.done) - parts
+        told = f"{len(self.done)} of {total} cells"
+        elapsed = time.monotonic() - self.began
+        if worked < 0.2 or not left:
+            return f"{told}, {spoken(elapsed)} so far"
+        return f"{told}, about {spoken(elapsed / worked * left)} left"
+
+
+class Lines(Screen):
+    """A line for each cell that is through, for files and pipes."""
+
+    def begin(self, variants: Sequence[str], seeds: Sequence[int], epochs: int, found: Sequence[Outcome]) -> None:
+        """Say what begins."""
+        super().begin(variants, seeds, epochs, found)
+        known = f"; {counted(len(found), 'cell')} from before" if found else ""
+        sizes = counted(len(variants), "variant"), counted(len(seeds), "seed"), counted(epochs, "epoch")
+        self.say(f"{', '.join(sizes)} each{known}")
+
+    def finished(self, outcome: Outcome) -> None:
+        """Say how it went."""
+        super().finished(outcome)
+        self.say(f"{self.progress()}: {outcome.variant}, seed {outcome.seed}: {result(outcome)}")
+
+    def say(self, sentence: str) -> None:
+        """Write a line."""
+        print(sentence, file=sys.stderr, flush=True)  # noqa: T201
+
+
+class Live(Screen):
+    """A table that fills up, with the time left below it.
+
+    Args:
+        console: On a terminal.
+    """
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self.console = console
+        self.live: Any = None
+
+    def begin(self, variants: Sequence[str], seeds: Sequence[int], epochs: int, found: Sequence[Outcome]) -> None:
+        """Show the table."""
+        from rich.live import Live as Region
+
+        super().begin(variants, seeds, epochs, found)
+        # Asked for again and again, so that the time goes on while nothing is heard.
+        self.live = Region(console=self.console, get_renderable=self.drawn, refresh_per_second=2, transient=True)
+        self.live.start()
+
+    def end(self) -> None:
+        """Take the table away."""
+        if self.live is not None:
+            self.live.stop()
+            self.live = None
+
+    def drawn(self) -> Group:
+        """The table as it stands, and how long it will still take."""
+        return Group(self.table(), Text(self.progress(), style="dim"))
+
+    def table(self) -> Table:
+        """A row for each variant, a column for each seed."""
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("variant", no_wrap=True)
+        for seed in self.seeds:
+            table.add_column(f"seed {seed}", no_wrap=True, min_width=16)
+        for name in self.variants:
+            table.add_row(name, *(self._state(name, seed) for seed in self.seeds))
+        return table
+
+    def _state(self, name: str, seed: int) -> str:
+        key = name, seed
+        if key in self.done:
+            return "failed" if self.done[key].error else f"{100 * self.done[key].top1:.1f} %"
+        if key not in self.running:
+            return ""
+        if key not in self.at:
+            return "starting"
+        record = self.at[key]
+        accuracy = "" if record.top1 is None else f", {100 * record.top1:.1f} %"
+        return f"epoch {record.epoch}/{self.epochs}{accuracy}"
+
+
+def for_people() -> Screen:
+    """The table that fills up where standard error is a terminal, lines where it is not."""
+    if not sys.stderr.isatty():
+        return Lines()
+    from rich.console import Console
+
+    return Live(Console(stderr=True))
+
+
+def result(outcome: Outcome) -> str:
+    """A cell in a few words."""
+    if outcome.error:
+        return f"failed: {outcome.error}"
+    return f"{100 * outcome.top1:.1f} % after {spoken(outcome.seconds)}"
+
+
+def table(summaries: Sequence[Summary]) -> Table:
+    """The table for a terminal."""
+    out = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in HEADINGS:
+        out.add_column(heading, justify="left" if heading == "variant" else "right", no_wrap=True)
+    for summary in summaries:
+        out.add_row(*row(summary))
+    return out
+
+
+def row(summary: Summary) -> tuple[str, ...]:
+    """A variant as the tables show it, column by column."""
+    mean = _number(summary.mean, ".1f") if summary.mean is not None else "failed" if summary.errors else NONE
+    memory = None if summary.step_memory is None else summary.step_memory / 1e6
+    share = None if summary.negative_share is None else 100 * summary.negative_share
+    return (
+        summary.variant,
+        mean,
+        _number(summary.spread, ".1f"),
+        _count(summary.parameters),
+        _number(summary.images_per_second, ",.0f"),
+        _number(memory, ",.1f"),
+        _number(summary.norm_correlation, "+.2f"),
+        _number(share, ".1f"),
+        _number(summary.row_sum_error, ".1e"),
+    )
+
+
+def _count(value: int | None) -> str:
+    if value is None:
+        return NONE
+    return f"{value / 1e6:.2f}M" if value >= 1e6 else f"{value / 1e3:.1f}k"
+
+
+def _number(value: float | None, form: str) -> str:
+    return NONE if value is None else format(value, form)
+
+
+LEGEND = (
+    "top-1: mean over seeds, test images told right after the last epoch; spread: standard deviation over seeds. "
+    "images/s: training, the fastest epoch. memory: what the tensors of one training step take at most. "
+    "entropy/norm: rank correlation of a row's entropy and its query's norm, below zero if louder queries look more "
+    "sharply. below zero: share of the weights. row sum error: the largest distance of a row's sum from one."
+)

@@ -1,0 +1,1 @@
+"""Telling what an image shows: one class for each."""

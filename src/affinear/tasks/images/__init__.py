@@ -1,0 +1,1 @@
+"""What tasks on images share: opening, decoding, augmenting."""

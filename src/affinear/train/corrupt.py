@@ -1,0 +1,138 @@
+"""Images that cannot be read: passed over, counted once each, and too many at some point."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+PERCENT = 1  # of a half may be corrupt
+NAMED = 20  # in the message; the rest is counted
+
+
+class Source(Protocol):
+    """Samples by number, each with a name."""
+
+    def __len__(self) -> int:
+        """How many there are, readable or not."""
+        ...
+
+    def path(self, index: int) -> str:
+        """What the sample is called, for people: mostly its file."""
+        ...
+
+
+class TooManyCorrupt(ValueError):
+    """More than one image in a hundred cannot be read; the message counts and names them."""
+
+    def __init__(self, message: str) -> None:
+        # A loading process hands its error over inside a printed traceback; the sentence is all its reader needs.
+        super().__init__(message.rpartition(f"{type(self).__name__}: ")[2].strip())
+
+    @property
+    def message(self) -> str:
+        """The sentence. An error with this field is one that torch raises again without keeping it alive.
+
+        Otherwise the loading processes would end late, and keep the one that trains waiting for seconds.
+        """
+        return str(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Tally:
+    """Which images of a half are corrupt, known to all loading processes at once.
+
+    Attributes:
+        name: Of the half, for the message.
+        source: Its images.
+        corrupt: A byte for each, in shared memory: a process only ever sets it, so nobody has to wait for anybody.
+    """
+
+    name: str
+    source: Source
+    corrupt: Tensor
+
+    def note(self, index: int) -> None:
+        """Count an image as corrupt.
+
+        Raises:
+            TooManyCorrupt: If there are too many by now.
+        """
+        self.corrupt[index] = 1
+        self.check()
+
+    def check(self) -> None:
+        """Raise TooManyCorrupt if more than one in a hundred is corrupt."""
+        count, total = int(self.corrupt.sum()), len(self.source)
+        if 100 * count <= PERCENT * total:
+            return
+        names = self.names
+        more = f" and {count - NAMED} more" if count > NAMED else ""
+        raise TooManyCorrupt(
+            f"{count} of the {total} {self.name} images cannot be read, more than {PERCENT} %; "
+            f"mend them or take them away: {', '.join(names[:NAMED])}{more}"
+        )
+
+    @property
+    def indices(self) -> list[int]:
+        """The corrupt ones by number."""
+        return self.corrupt.nonzero().flatten().tolist()
+
+    @property
+    def names(self) -> list[str]:
+        """The corrupt ones by name."""
+        return [self.source.path(index) for index in self.indices]
+
+
+class Skipped:
+    """The corrupt images that a run came across, in all its loading processes."""
+
+    def __init__(self) -> None:
+        self._tallies: dict[str, Tally] = {}
+
+    def __len__(self) -> int:
+        return sum(len(tally.indices) for tally in self._tallies.values())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What they are called."""
+        return tuple(name for tally in self._tallies.values() for name in tally.names)
+
+    def tally(self, half: str, source: Source) -> Tally:
+        """The count for a half; the same one when asked again.
+
+        Args:
+            half: "train" or "test".
+            source: Its images.
+
+        Raises:
+            ValueError: If other images are counted under this name already.
+        """
+        found = self._tallies.get(half)
+        if found is None:
+            found = Tally(half, source, torch.zeros(len(source), dtype=torch.uint8).share_memory_())
+            self._tallies[half] = found
+        if found.source is not source:
+            raise ValueError(f"skipped: it counts other {half} images already; make a new Skipped for each data set")
+        return found
+
+    def state(self) -> list[tuple[str, int]]:
+        """What `absorb` takes: the half and number of every corrupt image."""
+        return [(half, index) for half, tally in self._tallies.items() for index in tally.indices]
+
+    def absorb(self, states: Iterable[tuple[str, int]]) -> None:
+        """Count what other processes, or this run before it was interrupted, came across too.
+
+        Args:
+            states: Of `state`, of any number of processes, one after the other.
+
+        Raises:
+            TooManyCorrupt: If that makes too many.
+        """
+        for half, index in states:
+            self._tallies[half].corrupt[index] = 1
+        for tally in self._tallies.values():
+            tally.check()
