@@ -1,0 +1,1 @@
+"""Detection: objects found in images, as boxes and masks."""
