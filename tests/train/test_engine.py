@@ -350,7 +350,7 @@ def test_too_many_corrupt_images_stop_the_run(tmp_path: Path):
     [
         ("mavit_tinny", {}, {}, "model: expected a network such as mavit_tiny"),
         (MODEL, {"batch_size": 1000}, SMALL, "do not fill a batch of 1000"),
-        (MODEL, {}, {"deepth": 3}, "model_args: inline_deit_tiny got an unexpected keyword argument 'deepth'"),
+        (MODEL, {}, {"deepth": 3}, "model_args: inline_deit_tiny takes no 'deepth'; did you mean 'depth'"),
         (MODEL, {"opt": "adamm"}, SMALL, "opt: "),
         (MODEL, {"batch_size": 9, "mixup": 0.5}, SMALL, "mixup pairs images, and 9 at a time is odd"),
         (MODEL, {"auto_augment": "rnad-m9", "augment": "timm"}, SMALL, "auto_augment"),

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 
 from affinear.bench import machine
 from affinear.lens.files import place
+from affinear.models import making
 
 from ..tasks.classify import trunk
 from ..tasks.classify.data import ArraySource, Images, open_data
@@ -304,7 +304,7 @@ def _jobs(cells: int) -> int:
 
 
 def _variants(model: str, mechanisms: Sequence[str] | None) -> tuple[str, ...]:
-    takes = model in trunk.SIZES or _takes_mechanism(model)
+    takes = "mechanism" in making.takes(model)
     if mechanisms is None:
         return DEFAULT if model in trunk.SIZES else OTHERS if takes else ("own",)
     names = tuple(dict.fromkeys(name.strip() for name in mechanisms))
@@ -324,14 +324,6 @@ def _check_arguments(plan: Comparison) -> None:
         recipe = resolve(plan.recipe, plan.model, given, images, torch.device("cpu"))
         with kept_random_state():
             create(plan.model, len(images.class_names), channels_of(given, images), recipe, given)
-
-
-def _takes_mechanism(model: str) -> bool:
-    try:
-        timm.create_model(model, mechanism="softmax", device="meta")
-    except (TypeError, RuntimeError):
-        return False
-    return True
 
 
 def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:

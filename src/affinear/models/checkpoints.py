@@ -14,7 +14,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
-import timm
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from .. import __version__
 from . import released
 from .catalogue import names
+from .making import make, outline
 
 NESTS = ("model", "state_dict", "model_ema", "state_dict_ema")
 # Harmless things that training programs save beside the weights; a dict of theirs is read as one of ours.
@@ -85,14 +85,14 @@ def network(name: str, path: Path | None = None, num_classes: int | None = None)
     if path is not None:
         return filled(name, read(path))
     check_name(name)
-    return timm.create_model(name) if num_classes is None else timm.create_model(name, num_classes=num_classes)
+    return make(name, {} if num_classes is None else {"num_classes": num_classes})
 
 
 def filled(name: str, weights: Weights, **given: Any) -> nn.Module:
     """The network of this name with these weights, and with their number of classes and image channels."""
     check_name(name)
-    probe = timm.create_model(name, device="meta", **given)
-    model = timm.create_model(name, **shape_of_ends(weights.tensors, probe), **given)
+    ends = shape_of_ends(weights.tensors, outline(name, given))
+    model = make(name, {**ends, **given}, room=room_for(weights.tensors))
     released.load(model, weights.tensors)
     return model
 
@@ -118,6 +118,11 @@ def shape_of_ends(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, 
     if last is not None:
         found["num_classes"] = last.shape[0]
     return found
+
+
+def room_for(tensors: Mapping[str, Tensor]) -> int:
+    """How many numbers a network may have that these weights are for: theirs, and tables that are not saved."""
+    return 16 * sum(tensor.numel() for tensor in tensors.values()) + 2**26
 
 
 def read(path: Path, nest: str | None = None) -> Weights:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes  # a file that safetensors writes itself is nobody else's to read
 from torch import Tensor
@@ -148,20 +148,6 @@ def save_weights(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, 
     except (OSError, SafetensorError, RuntimeError) as error:
         draft.unlink(missing_ok=True)
         raise SaveError(f"The weights could not be saved to {path}: {why(error)}.") from None
-
-
-def about_weights(path: Path) -> dict[str, Any]:
-    """What a file of weights belongs to, if `save_weights` wrote it; else nothing.
-
-    Raises:
-        ValueError: If it is no file of safetensors.
-    """
-    try:
-        with safe_open(path, "pt") as file:  # pyright: ignore[reportGeneralTypeIssues]
-            metadata = file.metadata() or {}
-        return json.loads(metadata.get("about", "{}"))
-    except (OSError, SafetensorError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: expected a file of safetensors, got what cannot be read as such ({error})") from None
 
 
 def why(error: BaseException) -> str:

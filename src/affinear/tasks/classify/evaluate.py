@@ -14,12 +14,18 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...train.checkpoint import BEST, about_weights
+from ...models.about import About, about
+from ...models.checkpoints import read, room_for, shape_of_ends
+from ...models.making import make, outline, takes
+from ...train.checkpoint import BEST
 from ...train.devices import accelerated
+from ...train.recipe import Recipe
 from . import network as networks
 from .data import NO_IMAGE, Batching, Images, Normalize, Skipped, open_data, ready, test_loader
 
 RUN = "run.json"
+LARGEST = 2**13  # side of the images that a file of weights may ask for
+MOST_AT_ONCE = 2**16
 
 
 @dataclass(frozen=True)
@@ -128,21 +134,25 @@ def load_trained(
     path = source / BEST if source.is_dir() else source
     if not path.is_file():
         raise ValueError(f"{source}: expected the folder of a run or a file of weights, got {_absence(source)}")
-    about = about_weights(path) if path.suffix == ".safetensors" else {}
-    if not about:
+    told = about(path) if path.suffix == ".safetensors" else None
+    if told is None:
         return _foreign(path, model, model_args or {}, image_size)
-    if model is not None and model != about["model"]:
-        raise ValueError(f"{path}: these weights are of {about['model']}, not of {model}")
-    from safetensors.torch import load_file
-
-    recipe = networks.recipe_of(about)
-    size = {"image_size": image_size} if image_size else {}
+    if model is not None and model != told.model:
+        raise ValueError(f"{path}: these weights are of {told.model}, not of {model}")
+    tensors = read(path).tensors
+    recipe = _recipe(told, path)
     made = networks.create(
-        about["model"], len(about["class_names"]), about["channels"], recipe.changed(drop_path=0.0), about["model_args"]
+        told.model,
+        len(told.class_names),
+        told.channels,
+        recipe.changed(drop_path=0.0),
+        told.model_args,
+        room=room_for(tensors),
     )
-    networks.fill(made, load_file(path), str(path))
-    batching = replace(networks.batching(recipe, about["channels"]), **size)
-    return Trained(made.eval(), about["model"], tuple(about["class_names"]), batching)
+    networks.fill(made, tensors, str(path))
+    size = {"image_size": image_size} if image_size else {}
+    batching = replace(networks.batching(recipe, told.channels), **size)
+    return Trained(made.eval(), told.model, told.class_names, batching)
 
 
 def evaluate(
@@ -207,19 +217,31 @@ def _score(table: Tensor, loss: Tensor, class_names: tuple[str, ...]) -> Score:
 def _foreign(
     path: Path, model: str | None, model_args: Mapping[str, Any], image_size: tuple[int, int] | None
 ) -> Trained:
-    from affinear.models.checkpoints import read, shape_of_ends
-
     if model is None:
         raise ValueError(f"{path}: the file does not tell which network it belongs to; name it with --model")
-    networks.check_name(model)
-    import timm
-
     tensors = read(path).tensors
-    given: dict[str, Any] = {**model_args, **({"img_size": image_size} if image_size else {})}
-    ends: dict[str, Any] = shape_of_ends(tensors, timm.create_model(model, device="meta"))
-    made = timm.create_model(model, **{**ends, **given})
+    sized = {"img_size": image_size} if image_size and "img_size" in takes(model) else {}
+    given: dict[str, Any] = {**model_args, **sized}
+    ends: dict[str, Any] = shape_of_ends(tensors, outline(model, {}))
+    made = make(model, {**ends, **given}, room=room_for(tensors))
     networks.fill(made, tensors, str(path))
     return Trained(made.eval(), model, (), networks.own_batching(made, image_size))
+
+
+def _recipe(told: About, path: Path) -> Recipe:
+    try:
+        recipe = Recipe().changed(**told.recipe)
+    except ValueError as error:
+        raise ValueError(f"{path}: recipe: {str(error).removeprefix('recipe: ')}") from None
+    for name in ("image_size", "mean", "std", "interpolation", "crop_pct"):
+        if getattr(recipe, name) is None:
+            raise ValueError(f"{path}: recipe: {name}: expected what the weights were trained with, got none")
+    if max(recipe.image_size or ()) > LARGEST or recipe.batch_size > MOST_AT_ONCE:
+        raise ValueError(
+            f"{path}: recipe: expected sides of at most {LARGEST} and batches of at most {MOST_AT_ONCE}, got "
+            f"{recipe.image_size} and {recipe.batch_size}"
+        )
+    return recipe
 
 
 def _absence(source: Path) -> str:

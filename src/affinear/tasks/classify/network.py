@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
 import timm
@@ -12,44 +11,48 @@ import torch
 from torch import Tensor, nn
 
 import affinear.models  # registers its names with timm
+from affinear.models.making import MOST_NUMBERS, check_name, make, takes
 
 from ...train.recipe import Recipe
 from . import trunk
 from .data import Augment, Batching, Images
 
-__all__ = ["batching", "create", "fill", "resolve"]
+__all__ = ["batching", "check_name", "create", "fill", "resolve"]
 SMALLEST = 32  # the least side that every network of ours can take, trunks apart, which take any
 _FAMILIES = affinear.models.__all__
 
 
-def create(model: str, classes: int, channels: int, recipe: Recipe, model_args: Mapping[str, Any]) -> nn.Module:
+def create(
+    model: str,
+    classes: int,
+    channels: int,
+    recipe: Recipe,
+    model_args: Mapping[str, Any],
+    *,
+    room: int = MOST_NUMBERS,
+) -> nn.Module:
     """The network of this name, for so many classes, and for the recipe's size of images where it wants to know.
+
+    Args:
+        model: Its name.
+        classes: What it tells apart.
+        channels: Of its images.
+        recipe: Gives the size of images and the drop path.
+        model_args: What it is made with beside that.
+        room: How many numbers it may have, as `affinear.models.making` counts them.
 
     Raises:
         ValueError: If there is no such network, or it does not know an argument.
     """
-    check_name(model)
-    wanted: dict[str, Any] = {"num_classes": classes, "in_chans": channels, "img_size": recipe.image_size}
+    known = takes(model)
+    wanted: dict[str, Any] = {"num_classes": classes, "in_chans": channels}
+    if "img_size" in known:
+        wanted["img_size"] = recipe.image_size
     if recipe.drop_path:
+        if "drop_path_rate" not in known:
+            raise ValueError(f"model_args: {model} takes no 'drop_path_rate'; set the recipe's drop_path to 0")
         wanted["drop_path_rate"] = recipe.drop_path
-    wanted |= model_args
-    try:
-        return timm.create_model(model, **wanted)
-    except TypeError as error:
-        if "img_size" not in str(error) or "img_size" in model_args:
-            raise ValueError(_refused(model, error)) from None
-    del wanted["img_size"]
-    try:
-        return timm.create_model(model, **wanted)
-    except TypeError as error:
-        raise ValueError(_refused(model, error)) from None
-
-
-def check_name(model: str) -> None:
-    """Raise ValueError if timm knows no network of this name, with the names that come near."""
-    if not timm.is_model(model):
-        near = get_close_matches(model, timm.list_models(), n=3) or ["mavit_tiny"]
-        raise ValueError(f"model: expected a network such as {' or '.join(near)}, got {model!r}")
+    return make(model, wanted | dict(model_args), room=room)
 
 
 def fill(network: nn.Module, tensors: Mapping[str, Tensor], source: str, *, new_head: bool = False) -> list[str]:
@@ -165,17 +168,6 @@ def _size(model_args: Mapping[str, Any], images: Images, config: Mapping[str, An
 
 def _fit(numbers: tuple[float, ...], channels: int) -> tuple[float, ...]:
     return tuple(numbers) if len(numbers) == channels else (sum(numbers) / len(numbers),) * channels
-
-
-def _refused(model: str, error: TypeError) -> str:
-    said = str(error).rpartition("__init__() ")[2]
-    hint = "; set the recipe's drop_path to 0" if "drop_path_rate" in said else ""
-    return f"model_args: {model} {said}{hint}"
-
-
-def recipe_of(about: Mapping[str, Any]) -> Recipe:
-    """The recipe that weights were trained with, out of what their file tells."""
-    return Recipe().changed(**about["recipe"])
 
 
 def own_batching(network: nn.Module, image_size: tuple[int, int] | None) -> Batching:

@@ -1,0 +1,160 @@
+"""A file of weights, a run folder or an image that somebody else made is read; nothing that it brings is run."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from affinear.models.making import make
+from affinear.train import Recipe, load_trained
+
+MODEL = "inline_deit_tiny"
+SMALL: dict[str, Any] = {"depth": 1, "embed_dim": 16, "num_heads": 2, "patch_size": 4}
+ROOT = Path(__file__).parent
+
+
+class Bomb:
+    """Runs a command wherever it is unpickled."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return subprocess.call, (self.command.split(),)
+
+
+def weights(folder: Path, **changes: Any) -> Path:
+    """A file of weights as training writes it, but for what is changed in what it says about itself."""
+    told = {"num_classes": 2, "img_size": (8, 8), **SMALL}
+    tensors = make(MODEL, told).state_dict()
+    recipe = Recipe(image_size=(8, 8), mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bicubic", crop_pct=1.0)
+    about = {
+        "model": MODEL,
+        "model_args": SMALL,
+        "class_names": ["cat", "dog"],
+        "channels": 3,
+        "recipe": json.loads(recipe.to_json()),
+        **changes,
+    }
+    path = folder / "weights.safetensors"
+    path.write_bytes(save(tensors, {"format": "pt", "about": json.dumps(about)}))
+    return path
+
+
+def attacks(folder: Path) -> dict[str, dict[str, Any]]:
+    """What a file may say about itself in the hope that reading it runs a command, or writes a file."""
+    bomb = folder / "bomb.pth"
+    bomb.write_bytes(pickle.dumps(Bomb(f"touch {folder / 'run'}")))
+    trap = folder / "model"
+    trap.mkdir()
+    (trap / "pytorch_model.bin").write_bytes(bomb.read_bytes())
+    config = {"architecture": MODEL, "num_classes": 2, "pretrained_cfg": {"file": str(bomb)}, "model_args": SMALL}
+    (trap / "config.json").write_text(json.dumps(config))
+    elsewhere = {"url": bomb.as_uri(), "num_classes": 2, "hf_hub_id": None}
+    return {
+        "a pickle to load afterwards": {"model_args": {**SMALL, "checkpoint_path": str(bomb)}},
+        "a configuration with a pickle": {
+            "model_args": {**SMALL, "pretrained": True, "pretrained_cfg": {"file": str(bomb)}}
+        },
+        "an address of a pickle": {
+            "model_args": {
+                **SMALL,
+                "pretrained": True,
+                "pretrained_cfg_overlay": elsewhere,
+                "cache_dir": str(folder / "run"),
+            }
+        },
+        "a loader of its own": {
+            "model_args": {
+                **SMALL,
+                "pretrained": True,
+                "pretrained_cfg_overlay": {"file": str(bomb), "custom_load": True},
+            }
+        },
+        "a folder of timm's": {"model": f"local-dir:{trap}", "model_args": {"pretrained": True}},
+        "a place on a hub": {"model": "hf-hub:somebody/something", "model_args": {"pretrained": True}},
+    }
+
+
+@pytest.mark.parametrize("attack", range(6))
+def test_what_weights_say_about_themselves_never_runs_code(attack: int, tmp_path: Path):
+    _, changes = list(attacks(tmp_path).items())[attack]
+    path = weights(tmp_path, **changes)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match=r"takes no '|model: expected the name of a network|model_args: "):
+        load_trained(path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_same_weights_without_the_attack_are_read(tmp_path: Path):
+    assert load_trained(weights(tmp_path)).class_names == ("cat", "dog")
+
+
+def guarded(work: str, *given: Path) -> None:
+    """Run Python in another process, with a guard that forbids all that reading a file has no need of."""
+    code = "import sys\nfrom pathlib import Path\nfrom guarded import Guard\nguard = Guard()\n" + textwrap.dedent(work)
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", code + "\nassert not guard.crossed, guard.crossed", *map(str, given)],
+        env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "0"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("work", ["import os; os.system('true')", "import socket; socket.socket()"])
+def test_the_guard_itself_forbids(work: str):
+    with pytest.raises(AssertionError, match="Crossed"):
+        guarded(f"with guard.forbidding():\n    {work}")
+
+
+def test_reading_weights_runs_and_opens_nothing_else(tmp_path: Path):
+    files: list[Path] = []
+    for number in range(6):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        files.append(weights(folder, **list(attacks(folder).values())[number]))
+    good = weights(tmp_path)
+    bomb = tmp_path / "bomb.pth"
+    bomb.write_bytes(pickle.dumps(Bomb(f"touch {tmp_path / 'run'}")))
+    torch.save({"model": {"x": torch.zeros(2)}, "args": Bomb("true")}, tmp_path / "zipped.pth")
+    guarded(
+        """
+        from affinear.models.checkpoints import convert, read
+        from affinear.train import load_trained
+        from affinear.tasks.classify.predict import predict
+        from PIL import Image
+
+        *bad, bomb, zipped, good = map(Path, sys.argv[1:])
+        load_trained(good)  # what is imported on the way may do as it likes
+        image = good.with_name("image.png")
+        Image.new("RGB", (9, 7)).save(image)
+        with guard.forbidding():
+            (answer,) = predict(load_trained(good), [image])
+            assert answer.error is None
+            (answer,) = predict(load_trained(good), [bomb])
+            assert answer.error
+            for path in bad + [bomb, zipped]:
+                for use in (load_trained, read, lambda path: convert(path, "mavit_tiny")):
+                    try:
+                        use(path)
+                    except ValueError:
+                        pass
+        """,
+        *files,
+        bomb,
+        tmp_path / "zipped.pth",
+        good,
+    )
+    assert not list(tmp_path.rglob("run"))
