@@ -172,6 +172,15 @@ class Recipe:
         check_fields(changes)
         return dataclasses.replace(self, **{name: _tidy(value) for name, value in changes.items()})
 
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The names of all fields."""
+        return tuple(field.name for field in fields(cls))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every field by its name."""
+        return dataclasses.asdict(self)
+
     def scaled(self) -> Recipe:
         """The recipe with the learning rates and the decay that its batch asks for, as plain numbers.
 

@@ -1,0 +1,103 @@
+"""Loaders of batches, ready to be handed to accelerate, for samples of any kind.
+
+What the user of a loader has to know:
+
+- Batches are those of all processes together. Prepare the loader with `split_batches=True`, and accelerate cuts each
+  batch up; the batch size must be a multiple of the number of processes.
+- Before each epoch call `prepared.set_epoch(epoch)`. Accelerate hands it on to the batch sampler, in one process and in
+  many. To go on in the middle of an epoch, do so and then take `accelerate.skip_first_batches(prepared, done)`.
+- Nothing here draws from or changes the global random state, in this process or in those that load.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from .draws import Batches, Draws, InOrder
+
+
+def shuffled(
+    samples: Dataset[Any],
+    count: int,
+    batch_size: int,
+    *,
+    seed: int,
+    workers: int,
+    name: str,
+    noun: str = "images",
+    repeats: int = 1,
+    collate: Callable[[Any], Any] | None = None,
+) -> DataLoader[Any]:
+    """Batches to learn from, in an order that each epoch has for itself. A last one that would not be full is left out.
+
+    Args:
+        samples: Asked by `Draw`: `samples[draw]` gives one sample, `samples.__getitems__(draws)`, where there is one, a
+            whole batch. A draw has the number of the sample and a seed for all that is random about it.
+        count: How many there are.
+        batch_size: Of all processes together.
+        seed: Of the order and of what happens to samples.
+        workers: Processes that load; 0 to load in this one.
+        name: Of the data set, for the error.
+        noun: What samples are called, for the error.
+        repeats: How often a sample comes within an epoch.
+        collate: Makes a batch of what `samples` gave; torch's if None.
+
+    Raises:
+        ValueError: If there are fewer samples than a batch has.
+    """
+    if count < batch_size:
+        raise ValueError(
+            f"batch_size: {name} has {count} training {noun}, which do not fill a batch of {batch_size}; choose "
+            f"{count} or less"
+        )
+    return _loader(samples, Batches(Draws(count, seed, repeats), batch_size, drop_last=True), workers, collate)
+
+
+def in_order(
+    samples: Dataset[Any],
+    count: int,
+    batch_size: int,
+    *,
+    workers: int,
+    full: bool = True,
+    collate: Callable[[Any], Any] | None = None,
+) -> DataLoader[Any]:
+    """Batches to be judged by, in order, each sample once.
+
+    Args:
+        samples: Asked by `Draw`; of a draw whose index is `NOTHING` they give a filler that the score leaves out.
+        count: How many there are.
+        batch_size: Of all processes together.
+        workers: Processes that load; 0 to load in this one.
+        full: Whether the last batch is filled up with `NOTHING`, which many processes need.
+        collate: Makes a batch of what `samples` gave; torch's if None.
+    """
+    total = -(-count // batch_size) * batch_size if full else count
+    return _loader(samples, Batches(InOrder(count, total), batch_size, drop_last=False), workers, collate)
+
+
+def _loader(
+    samples: Dataset[Any], batches: Batches, workers: int, collate: Callable[[Any], Any] | None
+) -> DataLoader[Any]:
+    return DataLoader(
+        samples,
+        batch_sampler=batches,
+        num_workers=workers,
+        collate_fn=cast("Any", collate),  # typed for lists alone
+        pin_memory=torch.cuda.is_available(),
+        persistent_workers=workers > 0,
+        worker_init_fn=_ignore_signals,
+        generator=torch.Generator(),  # its own, or every epoch would draw a number from the global one
+    )
+
+
+def _ignore_signals(worker: int) -> None:
+    # Ctrl-C reaches all processes, and so does torchrun's SIGTERM; the one that trains decides when to stop, and still
+    # wants the batches it asked for. A reader ends when it is told to, or when its trainer is gone.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
