@@ -2,6 +2,7 @@
 
 from .attention import INLINE, MALA, NALA, PLAIN, Attention, Parts
 from .convolution import DepthwiseConv
+from .padding import blank, mask_of, masked_mean, masked_norm
 from .position import LearnedPosition
 from .residual import LocalResidual
 from .rotary import AxialRotary
@@ -19,4 +20,8 @@ __all__ = [
     "LocalResidual",
     "Parts",
     "Windows",
+    "blank",
+    "mask_of",
+    "masked_mean",
+    "masked_norm",
 ]

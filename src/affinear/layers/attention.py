@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from .. import ops
 from ..ops import Mechanism
 from .convolution import DepthwiseConv
+from .padding import masked_mean
 from .residual import LocalResidual
 
 
@@ -148,7 +149,7 @@ class Attention(nn.Module):
         value = value[:, self.prefix_tokens :].unflatten(1, grid)
         added = [] if self.position is None else [self.position(value)]
         if self.residual is not None:
-            added.append(self.residual(_mean(x, key_mask) if mean is None else mean, value))
+            added.append(self.residual(masked_mean(x, key_mask) if mean is None else mean, value))
         out = (added[0] if len(added) == 1 else added[0] + added[1]).flatten(1, 2)
         return F.pad(out, (0, 0, self.prefix_tokens, 0)) if self.prefix_tokens else out  # without need it would copy
 
@@ -166,10 +167,3 @@ class Attention(nn.Module):
         """What `print` shows."""
         kind = "linear" if self.linear else "softmax, quadratic in tokens"
         return f"{self.mechanism.name} ({kind}), num_heads={self.num_heads}"
-
-
-def _mean(x: Tensor, key_mask: Tensor | None) -> Tensor:
-    if key_mask is None:
-        return x.mean(dim=1)
-    weight = key_mask[..., None].to(x.dtype)
-    return (x * weight).sum(dim=1) / weight.sum(dim=1).clamp_min(1)

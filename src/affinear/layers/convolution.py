@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from .padding import blank
+
 
 class DepthwiseConv(nn.Conv2d):
     """One odd square kernel per channel, zeros beyond the border, on maps (B, H, W, C).
@@ -21,6 +23,6 @@ class DepthwiseConv(nn.Conv2d):
     ) -> None:
         super().__init__(dim, dim, kernel_size, padding=kernel_size // 2, groups=dim, device=device, dtype=dtype)
 
-    def forward(self, input: Tensor) -> Tensor:
-        """The map, convolved."""
-        return super().forward(input.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+    def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The map, convolved; where a mask (B, H, W) is False it counts as zeros."""
+        return super().forward(blank(input, mask).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)

@@ -67,20 +67,37 @@ class Windows:
             x = x.roll(self.shift, (1, 2))
         return x[:, : self.size[0], : self.size[1]]
 
+    def real_of(self, x: Tensor, mask: Tensor | None = None) -> Tensor | None:
+        """Which tokens of each window are not padding, (B * windows, h * w); None if all are.
+
+        Args:
+            x: Maps (B, H, W, ...).
+            mask: (B, H, W), False where they are padding already.
+        """
+        if mask is not None:
+            return self.split(mask[..., None])[..., 0]
+        real = self.real(x.device)
+        return None if real is None else real.repeat(x.shape[0], 1)
+
     def real(self, device: torch.device) -> Tensor | None:
         """Which tokens of each window are not padding, (windows, h * w); None if all are."""
         if not any(self.padding):
             return None
         return self.split(torch.ones(1, *self.size, 1, device=device))[..., 0] > 0
 
-    def visible(self, device: torch.device) -> Tensor | None:
+    def visible(self, device: torch.device, mask: Tensor | None = None) -> Tensor | None:
         """Which tokens see which, (windows, h * w, h * w); None if all see all.
 
         Tokens that were neighbours before the roll see each other; padding sees padding alone.
+
+        Args:
+            device: Where the answer lives.
+            mask: (B, H, W), False where maps are padding already; the answer then is (B * windows, h * w, h * w).
         """
-        if not any(self.padding) and not any(self.shift):
+        if mask is None and not any(self.padding) and not any(self.shift):
             return None
-        region = self.split(self._regions(device))[..., 0]
+        regions = self._regions(device)
+        region = self.split(regions if mask is None else regions * mask[..., None])[..., 0]
         return region[:, :, None] == region[:, None, :]
 
     def _regions(self, device: torch.device) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 from timm.layers import DropPath, Mlp, get_device_dtype
 from timm.models import register_notrace_module
@@ -15,7 +15,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..layers import AxialRotary
+from ..layers import AxialRotary, blank
 from ..ops import Mechanism
 
 
@@ -41,39 +41,52 @@ class Block(nn.Module):
         self.mlp = Mlp(dim, int(dim * mlp_ratio), **dd)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
-    def forward(self, x: Tensor) -> Tensor:
-        """A map (B, H, W, C) of the same size."""
-        x = x + self.drop_path(self.attend(x))
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """A map (B, H, W, C) of the same size; the mask (B, H, W) is False where it is padding."""
+        x = x + self.drop_path(self.attend(x, mask))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
-    def attend(self, x: Tensor) -> Tensor:
+    def attend(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """What attention adds to the map."""
         grid = (x.shape[1], x.shape[2])
-        return self.attn(self.norm1(x).flatten(1, 2), grid).unflatten(1, grid)
+        key_mask = None if mask is None else mask.flatten(1)
+        return self.attn(self.norm1(x).flatten(1, 2), grid, key_mask=key_mask).unflatten(1, grid)
 
 
 class Stage(nn.Module):
     """Halves the map, if it is not the first stage, and sends it through blocks.
 
     Args:
-        downsample: From a map to one of half the size; the identity in a first stage.
-        blocks: Each takes a map and gives one of the same size; with rotary tables if the stage has some.
+        downsample: From a map, and a mask or None, to a map of half the size; the identity in a first stage.
+        blocks: Each takes a map, a mask or None, and rotary tables if the stage has some; it gives a map of the same
+            size.
         rotary: Makes the tables that all blocks of the stage share.
+        kept: Which of the two rows or columns of a pair must be image for the smaller map to have it: 0 where the
+            downsampling rounds an odd side up, 1 where it leaves what is over out.
     """
 
-    def __init__(self, downsample: nn.Module, blocks: Sequence[nn.Module], rotary: AxialRotary | None = None) -> None:
+    def __init__(
+        self, downsample: nn.Module, blocks: Sequence[nn.Module], rotary: AxialRotary | None = None, kept: int = 0
+    ) -> None:
         super().__init__()
-        self.downsample, self.rotary = downsample, rotary
+        self.downsample, self.rotary, self.kept = downsample, rotary, kept
         self.blocks = nn.ModuleList(blocks)
         self.grad_checkpointing = False
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The map after all blocks, (B, H, W, C)."""
-        x = self.downsample(x)
-        given = () if self.rotary is None else (self.rotary(x),)
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The map after all blocks, (B, H, W, C); the mask is that of the map before."""
+        if not isinstance(self.downsample, nn.Identity):
+            x = self.downsample(x, mask)
+        given = (self.shrink(mask),) if self.rotary is None else (self.shrink(mask), self.rotary(x))
         for block in self.blocks:
             x = checkpoint(block, x, *given, use_reentrant=False) if self.grad_checkpointing else block(x, *given)
         return x
+
+    def shrink(self, mask: Tensor | None) -> Tensor | None:
+        """The mask of the map after the stage."""
+        if mask is None or isinstance(self.downsample, nn.Identity):
+            return mask
+        return mask[:, self.kept :: 2, self.kept :: 2]
 
     def extra_repr(self) -> str:
         """What `print` shows: which blocks are linear."""
@@ -89,7 +102,7 @@ class Pyramid(nn.Module):
     A family's class makes the modules and passes them here.
 
     Args:
-        stem: From images (B, 3, H, W) to maps (B, H / 4, W / 4, C).
+        stem: From images (B, 3, H, W), and a mask or None, to maps (B, H / 4, W / 4, C).
         stages: Each halves the map but the first.
         norm: Of the last map.
         head: With `reset(num_classes, pool_type)` and `forward(x, pre_logits)`, on features (B, C, H, W).
@@ -98,6 +111,7 @@ class Pyramid(nn.Module):
     """
 
     stem_pattern = r"^stem"
+    stem_kept = 0  # which of four rows or columns of pixels must be image for the stem's map to have them
 
     def __init__(
         self,
@@ -158,6 +172,7 @@ class Pyramid(nn.Module):
         stop_early: bool = False,
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
+        mask: Tensor | None = None,
     ) -> Any:
         """The stages' maps, and the final features unless `intermediates_only`.
 
@@ -168,22 +183,24 @@ class Pyramid(nn.Module):
             stop_early: Whether to skip stages that are not asked for.
             output_fmt: "NCHW" or "NHWC", the layout of the maps.
             intermediates_only: Whether to leave the final features out.
+            mask: (B, H, W), boolean, as `affinear.layers.mask_of` makes it: False where the batch is padding. An
+                image's maps then are those it has alone, and zeros beyond.
         """
         if output_fmt not in ("NCHW", "NHWC"):
             raise ValueError(f"output_fmt: expected 'NCHW' or 'NHWC', got {output_fmt!r}")
         wanted, last = feature_take_indices(len(self.stages), indices)  # pyright: ignore[reportArgumentType]
-        x = self.stem(x)
+        x, mask = self._embed(x, mask)
         maps: list[Tensor] = []
         for i, stage in enumerate(self.stages):
             if stop_early and i > last:
                 break
-            x = stage(x)
+            x, mask = self._run(stage, x, mask)
             if i in wanted:
-                out = self.norm(x) if norm and i == len(self.stages) - 1 else x
+                out = blank(self.norm(x) if norm and i == len(self.stages) - 1 else x, mask)
                 maps.append(out.permute(0, 3, 1, 2) if output_fmt == "NCHW" else out)
         if intermediates_only:
             return maps
-        return self.norm(x).permute(0, 3, 1, 2), maps
+        return blank(self.norm(x), mask).permute(0, 3, 1, 2), maps
 
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
@@ -197,12 +214,29 @@ class Pyramid(nn.Module):
             self.reset_classifier(0, "")
         return wanted
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Features (B, C, H / 32, W / 32) of images (B, 3, H, W)."""
-        x = self.stem(x)
+    def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Features (B, C, H / 32, W / 32) of images (B, 3, H, W); of a mask, see `forward_intermediates`."""
+        x, mask = self._embed(x, mask)
         for stage in self.stages:
-            x = stage(x)
-        return self.norm(x).permute(0, 3, 1, 2)
+            x, mask = self._run(stage, x, mask)
+        return blank(self.norm(x), mask).permute(0, 3, 1, 2)
+
+    def masks_of(self, mask: Tensor) -> list[Tensor]:
+        """The masks of the stages' maps for one (B, H, W) of the images."""
+        masks = [mask[:, self.stem_kept :: 4, self.stem_kept :: 4]]
+        for stage in self.stages:
+            assert isinstance(stage, Stage)
+            masks.append(cast(Tensor, stage.shrink(masks[-1])))
+        return masks[1:]
+
+    def _embed(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The first map and its mask."""
+        return self.stem(x, mask), None if mask is None else mask[:, self.stem_kept :: 4, self.stem_kept :: 4]
+
+    def _run(self, stage: nn.Module, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The map after a stage and its mask."""
+        assert isinstance(stage, Stage)
+        return stage(x, mask), stage.shrink(mask)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Logits (B, num_classes) of features, or what the classifier would see."""

@@ -17,7 +17,7 @@ from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from .. import ops
-from ..layers import INLINE, PLAIN, Attention, DepthwiseConv, Windows
+from ..layers import INLINE, PLAIN, Attention, DepthwiseConv, Windows, blank, masked_mean
 from ..ops import Mechanism
 from ._config import build, config
 from ._names import HEAD_NAMES, INLINE_NAMES, Rule
@@ -37,9 +37,9 @@ class Embed(nn.Module):
         self.proj = nn.Conv2d(dim, dim_out, kernel, stride, padding, **dd)
         self.norm = nn.LayerNorm(dim_out, **dd)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The map."""
-        return self.norm(self.proj(x).permute(0, 2, 3, 1))
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The map; the mask (B, H, W) is False where the input is padding."""
+        return self.norm(self.proj(blank(x.permute(0, 2, 3, 1), mask).permute(0, 3, 1, 2)).permute(0, 2, 3, 1))
 
 
 class Downsample(Embed):
@@ -48,9 +48,9 @@ class Downsample(Embed):
     def __init__(self, dim: int, dim_out: int, **dd: Any) -> None:
         super().__init__(dim, dim_out, 3, 2, 1, **dd)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The smaller map."""
-        return super().forward(x.permute(0, 3, 1, 2))
+        return super().forward(x.permute(0, 3, 1, 2), mask)
 
 
 class StripeAttention(nn.Module):
@@ -73,23 +73,26 @@ class StripeAttention(nn.Module):
         self.position = nn.ModuleList(DepthwiseConv(dim // 2, 3, **dd) for _ in range(2))
         self.proj = nn.Linear(dim, dim, **dd)
 
-    def forward(self, x: Tensor, grid: tuple[int, int], *, mean: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, grid: tuple[int, int], *, key_mask: Tensor | None = None, mean: Tensor | None = None
+    ) -> Tensor:
         """Tokens (B, N, C) that have looked at those in their stripes; the mean is for other kinds of attention."""
         height, width = (min(self.stripe, side) for side in grid)
         windows = Windows(grid, (grid[0], width)), Windows(grid, (height, grid[1]))
         halves = self.qkv(x).unflatten(1, grid).unflatten(-1, (3, 2, -1)).unbind(-2)
-        out = [self._branch(half, cut, conv) for half, cut, conv in zip(halves, windows, self.position, strict=True)]
+        mask = None if key_mask is None else key_mask.unflatten(1, grid)
+        branches = zip(halves, windows, self.position, strict=True)
+        out = [self._branch(half, cut, conv, mask) for half, cut, conv in branches]
         return self.proj(torch.cat(out, dim=-1).flatten(1, 2))
 
-    def _branch(self, qkv: Tensor, windows: Windows, position: nn.Module) -> Tensor:
+    def _branch(self, qkv: Tensor, windows: Windows, position: nn.Module, mask: Tensor | None = None) -> Tensor:
         """Maps (B, H, W, C / 2) of queries, keys and values (B, H, W, 3, C / 2)."""
-        query, key, value = windows.split(qkv.flatten(-2)).chunk(3, dim=-1)
+        query, key, value = windows.split(blank(qkv.flatten(-2), mask)).chunk(3, dim=-1)
         heads = (self.num_heads // 2, -1)
-        real = windows.real(qkv.device)
-        mask = None if real is None else real.repeat(qkv.shape[0], 1)
+        key_mask = windows.real_of(qkv, mask)
         lepe = position(value.unflatten(1, windows.window)).flatten(1, 2)
         query, key, value = (x.unflatten(-1, heads) for x in (query, key, value))
-        return windows.join(ops.attention(query, key, value, self.mechanism, key_mask=mask).flatten(2) + lepe)
+        return windows.join(ops.attention(query, key, value, self.mechanism, key_mask=key_mask).flatten(2) + lepe)
 
     def extra_repr(self) -> str:
         """What `print` shows."""
@@ -99,10 +102,12 @@ class StripeAttention(nn.Module):
 class CSwinBlock(Block):
     """As released, the local residual of a linear block looks at the mean of the map before the norm."""
 
-    def attend(self, x: Tensor) -> Tensor:
+    def attend(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """What attention adds to the map."""
         grid = (x.shape[1], x.shape[2])
-        return self.attn(self.norm1(x).flatten(1, 2), grid, mean=x.mean(dim=(1, 2))).unflatten(1, grid)
+        key_mask = None if mask is None else mask.flatten(1)
+        mean = masked_mean(x.flatten(1, 2), key_mask)
+        return self.attn(self.norm1(x).flatten(1, 2), grid, key_mask=key_mask, mean=mean).unflatten(1, grid)
 
 
 class InLineCSwin(Pyramid):
@@ -177,6 +182,8 @@ class InLineCSwin(Pyramid):
             num_classes=num_classes,
         )
         draw(self, nn.Linear)
+
+    stem_kept = 2
 
     @property
     def released_names(self) -> tuple[Rule, ...]:

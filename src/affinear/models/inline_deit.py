@@ -20,9 +20,10 @@ from timm.layers import (
 from timm.models import generate_default_cfgs, register_model, register_notrace_module
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ..layers import INLINE, Attention, LearnedPosition
+from ..layers import INLINE, Attention, LearnedPosition, blank
 from ..ops import Mechanism
 from ._column import Column
 from ._config import build, config
@@ -47,9 +48,9 @@ class Block(nn.Module):
         self.mlp = Mlp(dim, int(dim * mlp_ratio), **dd)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
-    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Tokens (B, N, C), the class token first."""
-        x = x + self.drop_path(self.attn(self.norm1(x), grid))
+    def forward(self, x: Tensor, grid: tuple[int, int], key_mask: Tensor | None = None) -> Tensor:
+        """Tokens (B, N, C), the class token first; where `key_mask` (B, N) is False there is none."""
+        x = x + self.drop_path(self.attn(self.norm1(x), grid, key_mask=key_mask))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
@@ -110,7 +111,7 @@ class InLineDeiT(Column):
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         self.num_classes, self.global_pool = num_classes, self.check_pool(global_pool)
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
-        self.num_prefix_tokens = 1
+        self.num_prefix_tokens, self.patch_size = 1, patch_size
         self.grad_checkpointing = False
         self.feature_info = [
             {"num_chs": embed_dim, "reduction": patch_size, "module": f"blocks.{i}"} for i in range(depth)
@@ -162,6 +163,7 @@ class InLineDeiT(Column):
         stop_early: bool = False,
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
+        mask: Tensor | None = None,
     ) -> Any:
         """The blocks' outputs, and the final features unless `intermediates_only`.
 
@@ -173,24 +175,26 @@ class InLineDeiT(Column):
             stop_early: Whether to skip blocks that are not asked for.
             output_fmt: "NCHW" for maps, "NLC" for tokens.
             intermediates_only: Whether to leave the final features out.
+            mask: (B, H, W), boolean, as `affinear.layers.mask_of` makes it: False where the batch is padding. An
+                image's tokens then are those it has alone, and zeros beyond.
         """
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"output_fmt: expected 'NCHW' or 'NLC', got {output_fmt!r}")
         wanted, last = feature_take_indices(len(self.blocks), indices)  # pyright: ignore[reportArgumentType]
-        x, grid = self._tokens(x)
+        x, grid, key_mask = self._tokens(x, mask)
         taken: list[Tensor] = []
         for i, block in enumerate(self.blocks):
             if stop_early and i > last:
                 break
-            x = self._run(block, x, grid)
+            x = self._run(block, x, grid, key_mask)
             if i in wanted:
-                taken.append(self.norm(x) if norm else x)
+                taken.append(blank(self.norm(x) if norm else x, key_mask))
         outputs: list[Any] = [tokens[:, 1:] for tokens in taken]
         if output_fmt == "NCHW":
             outputs = [tokens.transpose(1, 2).unflatten(2, grid) for tokens in outputs]
         if return_prefix_tokens:
             outputs = [(out, tokens[:, :1]) for out, tokens in zip(outputs, taken, strict=True)]
-        return outputs if intermediates_only else (self.norm(x), outputs)
+        return outputs if intermediates_only else (blank(self.norm(x), key_mask), outputs)
 
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
@@ -204,12 +208,12 @@ class InLineDeiT(Column):
             self.reset_classifier(0, "")
         return wanted
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Tokens (B, 1 + N, C) of images (B, 3, H, W), the class token first."""
-        x, grid = self._tokens(x)
+    def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Tokens (B, 1 + N, C) of images (B, 3, H, W), class token first; of a mask, see `forward_intermediates`."""
+        x, grid, key_mask = self._tokens(x, mask)
         for block in self.blocks:
-            x = self._run(block, x, grid)
-        return self.norm(x)
+            x = self._run(block, x, grid, key_mask)
+        return blank(self.norm(x), key_mask)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Logits (B, num_classes) of tokens, or what the classifier would see."""
@@ -220,15 +224,24 @@ class InLineDeiT(Column):
         x = self.head_drop(x)
         return x if pre_logits else self.head(x)
 
-    def _tokens(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Patches with their positions, after the class token, and their grid."""
-        x = self.position(self.patch_embed(x))
+    def masks_of(self, mask: Tensor) -> list[Tensor]:
+        """The masks of the blocks' maps for one (B, H, W) of the images."""
+        return [mask[:, :: self.patch_size, :: self.patch_size]] * len(self.blocks)
+
+    def _tokens(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, tuple[int, int], Tensor | None]:
+        """Patches with their positions, after the class token, their grid, and which of them are image."""
+        x = blank(x.permute(0, 2, 3, 1), mask).permute(0, 3, 1, 2)
+        mask = None if mask is None else mask[:, :: self.patch_size, :: self.patch_size]
+        x = self.position(self.patch_embed(x), mask)
         grid = (x.shape[1], x.shape[2])
         first = (self.cls_token + self.cls_position).expand(x.shape[0], -1, -1)
-        return torch.cat((first, x.flatten(1, 2)), dim=1), grid
+        key_mask = None if mask is None else F.pad(mask.flatten(1), (1, 0), value=True)
+        return torch.cat((first, x.flatten(1, 2)), dim=1), grid, key_mask
 
-    def _run(self, block: nn.Module, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        return checkpoint(block, x, grid, use_reentrant=False) if self.grad_checkpointing else block(x, grid)
+    def _run(self, block: nn.Module, x: Tensor, grid: tuple[int, int], key_mask: Tensor | None) -> Tensor:
+        if self.grad_checkpointing:
+            return checkpoint(block, x, grid, key_mask, use_reentrant=False)
+        return block(x, grid, key_mask)
 
     def extra_repr(self) -> str:
         """What `print` shows: which blocks are linear."""

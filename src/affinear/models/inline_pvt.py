@@ -6,7 +6,6 @@ Transformer, arXiv 2102.12122.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from .. import ops
-from ..layers import INLINE, Attention, LearnedPosition
+from ..layers import INLINE, Attention, LearnedPosition, blank
 from ..ops import Mechanism
 from ._config import build, config
 from ._names import HEAD_NAMES, INLINE_NAMES, Rule
@@ -31,20 +30,27 @@ from ._weights import draw
 NORM_EPS = 1e-6
 
 
-class Patches(nn.Sequential):
+class Patches(nn.Module):
     """Patches of the image, or of the map before, embedded and normalised, with learned positions."""
 
     def __init__(self, in_chans: int, dim: int, patch_size: int, grid: tuple[int, int], **dd: Any) -> None:
-        embed = PatchEmbed(None, patch_size, in_chans, dim, norm_layer=nn.LayerNorm, output_fmt="NHWC", **dd)
-        super().__init__(OrderedDict(embed=embed, position=LearnedPosition(grid, dim, **dd)))
+        super().__init__()
+        self.patch_size = patch_size
+        self.embed = PatchEmbed(None, patch_size, in_chans, dim, norm_layer=nn.LayerNorm, output_fmt="NHWC", **dd)
+        self.position = LearnedPosition(grid, dim, **dd)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """A map of patches (B, H', W', C') of images (B, C, H, W) whose mask is (B, H, W)."""
+        last, step = self.patch_size - 1, self.patch_size
+        return self.position(self.embed(x), None if mask is None else mask[:, last::step, last::step])
 
 
 class Downsample(Patches):
     """`Patches` of 2 x 2 of a map that keeps its channels last; of an odd side the last row or column is left out."""
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The smaller map."""
-        return super().forward(input.permute(0, 3, 1, 2))
+        return super().forward(x.permute(0, 3, 1, 2), mask)
 
 
 class ReducedAttention(nn.Module):
@@ -68,20 +74,28 @@ class ReducedAttention(nn.Module):
             self.sr = nn.Conv2d(dim, dim, reduction, reduction, **dd)
             self.norm = nn.LayerNorm(dim, **dd)
 
-    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Tokens (B, N, C) that have looked at the smaller map."""
+    def forward(self, x: Tensor, grid: tuple[int, int], *, key_mask: Tensor | None = None) -> Tensor:
+        """Tokens (B, N, C) that have looked at the smaller map; `key_mask` (B, N) is False at padding."""
         heads = (-1, self.num_heads, x.shape[-1] // self.num_heads)
         source = x
         if self.reduction > 1:
+            mask = None if key_mask is None else key_mask.unflatten(1, grid)
             # A map smaller than the stride is shrunk to one place.
-            places = x.unflatten(1, grid).permute(0, 3, 1, 2)
-            places = nn.functional.pad(
-                places, (0, max(self.reduction - grid[1], 0), 0, max(self.reduction - grid[0], 0))
-            )
+            missing = (0, max(self.reduction - grid[1], 0), 0, max(self.reduction - grid[0], 0))
+            places = nn.functional.pad(blank(x.unflatten(1, grid), mask).permute(0, 3, 1, 2), missing)
             source = self.norm(self.sr(places).flatten(2).transpose(1, 2))
+            key_mask = None if mask is None else self._shrink(mask).flatten(1)
         key, value = self.kv(source).unflatten(-1, heads).unbind(2)
-        out = ops.attention(self.q(x).unflatten(-1, heads[1:]), key, value, self.mechanism)
+        out = ops.attention(self.q(x).unflatten(-1, heads[1:]), key, value, self.mechanism, key_mask=key_mask)
         return self.proj(out.flatten(2))
+
+    def _shrink(self, mask: Tensor) -> Tensor:
+        """The mask of the smaller map, where every image has one place at least."""
+        rows, columns = (
+            torch.cat((side[:, :1], side[:, 2 * self.reduction - 1 :: self.reduction]), dim=1)
+            for side in (mask[:, :, 0], mask[:, 0])
+        )
+        return rows[:, :, None] & columns[:, None, :]
 
     def extra_repr(self) -> str:
         """What `print` shows."""
@@ -112,6 +126,7 @@ class InLinePVT(Pyramid):
         dtype: Their dtype.
     """
 
+    stem_kept = 3
     released_names: tuple[Rule, ...] = (
         (r"^patch_embed1\.", "stem.embed."),
         (r"^pos_embed1$", "stem.position.table"),
@@ -157,7 +172,7 @@ class InLinePVT(Pyramid):
         for i, dim in enumerate(embed_dims):
             grid = (height // (4 * 2**i), width // (4 * 2**i))
             downsample = Downsample(embed_dims[i - 1], dim, 2, grid, **dd) if i else nn.Identity()
-            stages.append(Stage(downsample, [block(i, j) for j in range(depths[i])]))
+            stages.append(Stage(downsample, [block(i, j) for j in range(depths[i])], kept=1))
         super().__init__(
             stem=Patches(in_chans, embed_dims[0], 4, (height // 4, width // 4), **dd),
             stages=stages,

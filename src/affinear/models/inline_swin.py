@@ -10,25 +10,37 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from timm.layers import (
-    ClassifierHead,
-    PatchEmbed,
-    calculate_drop_path_rates,
-    trunc_normal_,
-)
+from timm.layers import ClassifierHead, calculate_drop_path_rates, trunc_normal_
+from timm.layers import PatchEmbed as TimmPatchEmbed
 from timm.models import generate_default_cfgs, register_model
-from timm.models.swin_transformer import PatchMerging
+from timm.models.swin_transformer import PatchMerging as TimmPatchMerging
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import ops
-from ..layers import INLINE, Attention, Windows
+from ..layers import INLINE, Attention, Windows, blank
 from ..ops import Mechanism
 from ._config import build, config
 from ._names import HEAD_NAMES, INLINE_NAMES, Rule
 from ._pyramid import Block, Pyramid, Stage, pair
 from ._stages import linear_blocks
 from ._weights import draw
+
+
+class PatchEmbed(TimmPatchEmbed):
+    """timm's patches, told what of the images is padding."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """A map of patches (B, H', W', C')."""
+        return super().forward(blank(x.permute(0, 2, 3, 1), mask).permute(0, 3, 1, 2))
+
+
+class PatchMerging(TimmPatchMerging):
+    """timm's merging of 2 x 2 patches, told what of the map is padding; an odd side is rounded up."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The smaller map."""
+        return super().forward(blank(x, mask))
 
 
 class WindowAttention(nn.Module):
@@ -51,14 +63,15 @@ class WindowAttention(nn.Module):
         self.qkv = nn.Linear(dim, 3 * dim, **dd)
         self.proj = nn.Linear(dim, dim, **dd)
 
-    def forward(self, x: Tensor, windows: Windows) -> Tensor:
-        """Maps (B, H, W, C) whose tokens have looked at those in their window."""
+    def forward(self, x: Tensor, windows: Windows, mask: Tensor | None = None) -> Tensor:
+        """Maps (B, H, W, C) whose tokens have looked at those in their window; the mask is False at padding."""
         tokens = windows.split(x)
         query, key, value = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         bias = self._bias(windows.window)
-        visible = windows.visible(x.device)
+        visible = windows.visible(x.device, mask)
         if visible is not None:
-            bias = bias.masked_fill(~visible[:, None], float("-inf")).repeat(x.shape[0], 1, 1, 1)
+            bias = bias.masked_fill(~visible[:, None], float("-inf"))
+            bias = bias if mask is not None else bias.repeat(x.shape[0], 1, 1, 1)
         out = F.scaled_dot_product_attention(query, key, value, bias.to(query.dtype))
         return windows.join(self.proj(out.transpose(1, 2).flatten(2)))
 
@@ -102,16 +115,15 @@ class SwinBlock(Block):
         super().__init__(dim, attn, mlp_ratio, drop_path, **dd)
         self.window, self.shifted = window, shifted
 
-    def attend(self, x: Tensor) -> Tensor:
+    def attend(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """What attention adds to the map."""
         windows = self._windows((x.shape[1], x.shape[2]))
         x = self.norm1(x)
         if isinstance(self.attn, WindowAttention):
-            return self.attn(x, windows)
+            return self.attn(x, windows, mask)
         # As released: linear windows that wrap around the border are attended as if they did not.
-        real = windows.real(x.device)
-        mask = None if real is None else real.repeat(x.shape[0], 1)
-        return windows.join(self.attn(windows.split(x), windows.window, key_mask=mask))
+        key_mask = windows.real_of(x, mask)
+        return windows.join(self.attn(windows.split(x), windows.window, key_mask=key_mask))
 
     def _windows(self, size: tuple[int, int]) -> Windows:
         if self.window is None:

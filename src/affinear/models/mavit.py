@@ -16,7 +16,7 @@ from timm.layers import ClassifierHead, DropPath, LayerScale, calculate_drop_pat
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from ..layers import MALA, Attention, AxialRotary, DepthwiseConv, Parts
+from ..layers import MALA, Attention, AxialRotary, DepthwiseConv, Parts, blank, masked_norm
 from ..ops import Mechanism
 from ._config import build, config
 from ._names import HEAD_NAMES, Rule
@@ -40,10 +40,19 @@ class ConvStem(nn.Sequential):
             if i < 3:
                 self.add_module(f"act{i}", nn.GELU())
 
-    def forward(self, input: Tensor) -> Tensor:
-        """The map, channels last."""
+    def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The map, channels last; the mask (B, H, W) is that of the images."""
         # From here on channels are last in memory too, whatever the images are: norms and products want them so.
-        return super().forward(input.contiguous(memory_format=torch.channels_last)).permute(0, 2, 3, 1)
+        x = input.contiguous(memory_format=torch.channels_last)
+        if mask is None:
+            return super().forward(x).permute(0, 2, 3, 1)
+        for layer in self:
+            if isinstance(layer, nn.Conv2d):
+                x = layer(blank(x.permute(0, 2, 3, 1), mask).permute(0, 3, 1, 2))
+                mask = mask[:, :: layer.stride[0], :: layer.stride[1]]
+            else:
+                x = layer(x) if isinstance(layer, nn.GELU) else masked_norm(layer, x, mask)
+        return x.permute(0, 2, 3, 1)
 
 
 class Downsample(nn.Module):
@@ -54,9 +63,10 @@ class Downsample(nn.Module):
         self.conv = nn.Conv2d(dim, dim_out, 3, 2, 1, **dd)
         self.norm = nn.BatchNorm2d(dim_out, **dd)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The smaller map."""
-        return self.norm(self.conv(x.permute(0, 3, 1, 2))).permute(0, 2, 3, 1)
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The smaller map; the mask is that of the map before."""
+        x = self.conv(blank(x, mask).permute(0, 3, 1, 2))
+        return masked_norm(self.norm, x, None if mask is None else mask[:, ::2, ::2]).permute(0, 2, 3, 1)
 
 
 class ConvMlp(nn.Module):
@@ -69,10 +79,10 @@ class ConvMlp(nn.Module):
         self.conv = DepthwiseConv(hidden, 3, **dd)
         self.fc2 = nn.Linear(hidden, dim, **dd)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """A map of the same size."""
         x = self.act(self.fc1(x))
-        return self.fc2(x + self.conv(x))
+        return self.fc2(x + self.conv(x, mask))
 
 
 class Block(nn.Module):
@@ -111,15 +121,16 @@ class Block(nn.Module):
         self.scale2 = LayerScale(dim, init_values, **dd)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None, rotary: tuple[Tensor, Tensor]) -> Tensor:
         """A map of the same size."""
-        x = x + self.position1(x)
-        height, width = x.shape[1:3]
-        out = self.attn(self.norm1(x).flatten(1, 2), (height, width), rotary=rotary).unflatten(1, (height, width))
+        x = x + self.position1(x, mask)
+        grid = (x.shape[1], x.shape[2])
+        key_mask = None if mask is None else mask.flatten(1)
+        out = self.attn(self.norm1(x).flatten(1, 2), grid, rotary=rotary, key_mask=key_mask).unflatten(1, grid)
         x = x + self.drop_path(self.scale1(out))
         if self.position2 is not None:
-            x = x + self.position2(x)
-        return x + self.drop_path(self.scale2(self.mlp(self.norm2(x))))
+            x = x + self.position2(x, mask)
+        return x + self.drop_path(self.scale2(self.mlp(self.norm2(x), mask)))
 
 
 class ProjectionHead(ClassifierHead):

@@ -1,0 +1,116 @@
+"""Any timm network gives its maps for images of any size, and of several sizes at once."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from affinear.models.features import Features
+
+SMALL: dict[str, Any] = {"embed_dims": (8, 8, 16, 16), "depths": (1, 1, 1, 1), "num_heads": (1, 1, 2, 2)}
+OTHERS: list[tuple[str, dict[str, Any]]] = [
+    ("swin_tiny_patch4_window7_224", {"embed_dim": 8, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 2, 2)}),
+    ("resnet18", {}),
+    ("convnext_atto", {"depths": (1, 1, 1, 1), "dims": (8, 8, 16, 16)}),
+    ("mavit_tiny", SMALL),
+    ("inline_pvt_tiny", {**SMALL, "mlp_ratios": (1, 1, 1, 1)}),
+]
+
+
+@pytest.mark.parametrize(("name", "given"), OTHERS)
+@torch.no_grad()
+def test_maps_of_any_size_have_the_announced_channels_and_strides(name: str, given: dict[str, Any]):
+    backbone = Features(name, model_args=given).eval()
+    for size in ((64, 96), (75, 130)):
+        maps = backbone(torch.randn(2, 3, *size))
+        assert [out.shape[1] for out in maps] == backbone.channels
+        for out, stride in zip(maps, backbone.strides, strict=True):
+            rounded_up = [-(-side // stride) for side in size]
+            assert all(side - 1 <= got <= side for side, got in zip(rounded_up, out.shape[2:], strict=True))
+
+
+@torch.no_grad()
+def test_an_image_in_a_padded_batch_has_its_own_maps():
+    backbone = Features("mavit_tiny", model_args=SMALL).double().eval()
+    for norm in backbone.norms:
+        nn.init.normal_(norm.bias)  # type: ignore[arg-type]
+    batch = torch.randn(2, 3, 80, 96, dtype=torch.float64)
+    sizes = [(80, 50), (37, 96)]
+    together = backbone(batch, sizes)
+    for i, (rows, columns) in enumerate(sizes):
+        for own, out in zip(backbone(batch[i : i + 1, :, :rows, :columns]), together, strict=True):
+            height, width = own.shape[2:]
+            torch.testing.assert_close(out[i, :, :height, :width], own[0], rtol=1e-9, atol=1e-9)
+            assert not out[i, :, height:].any()
+            assert not out[i, :, :, width:].any()
+
+
+@torch.no_grad()
+def test_published_arithmetic_lets_padding_in():
+    backbone = Features("mavit_tiny", masked=False, model_args=SMALL).eval()
+    batch = torch.randn(2, 3, 64, 64)
+    for told, untold in zip(backbone(batch, [(64, 32), (64, 64)]), backbone(batch), strict=True):
+        torch.testing.assert_close(told, untold, rtol=0, atol=0)
+
+
+def test_networks_of_others_say_that_they_do_not_mask():
+    assert not Features("resnet18").masks
+    assert Features("mavit_tiny", model_args=SMALL).masks
+
+
+def test_layer_norm_networks_end_in_norms_and_batch_norm_networks_do_not():
+    assert not any(isinstance(norm, nn.Identity) for norm in Features("mavit_tiny", model_args=SMALL).norms)
+    assert all(isinstance(norm, nn.Identity) for norm in Features("resnet18").norms)
+
+
+@pytest.mark.parametrize("name", ["mavit_tiny", "mavit_tiny_linear"])
+def test_every_weight_gets_the_same_gradient_with_checkpointing_and_masks(name: str):
+    backbone = Features(name, model_args=SMALL).double()
+    other = copy.deepcopy(backbone)
+    other.set_grad_checkpointing()
+    batch, sizes = torch.randn(2, 3, 64, 96, dtype=torch.float64), [(64, 60), (40, 96)]
+    for network in (backbone, other):
+        sum(out.square().sum() for out in network(batch, sizes)).backward()  # type: ignore[union-attr]
+    for (key, own), twin in zip(backbone.named_parameters(), other.parameters(), strict=True):
+        assert own.grad is not None, key
+        assert twin.grad is not None, key
+        torch.testing.assert_close(own.grad, twin.grad)
+
+
+@pytest.mark.parametrize("name", ["mavit_tiny", "mavit_tiny_linear", "nalaformer_tiny_linear"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays_near_single(name: str, dtype: torch.dtype):
+    backbone = Features(name, model_args=SMALL).eval()
+    batch, sizes = torch.randn(2, 3, 64, 96), [(64, 60), (40, 96)]
+    with torch.no_grad():
+        exact = backbone(batch, sizes)
+        with torch.autocast("cpu", dtype):
+            rounded = backbone(batch, sizes)
+    for own, other in zip(exact, rounded, strict=True):
+        assert other.isfinite().all()
+        assert (own - other).norm() < 20 * torch.finfo(dtype).eps * own.norm()
+
+
+@pytest.mark.parametrize("size", [(512, 2048), (800, 1344)])
+@torch.no_grad()
+def test_shapes_at_the_sizes_of_dense_tasks(size: tuple[int, int]):
+    for name in ("mavit_small", "mavit_small_linear"):
+        with torch.device("meta"):
+            backbone = Features(name).eval()
+            maps = backbone(torch.empty(1, 3, *size))
+        assert [tuple(out.shape[2:]) for out in maps] == [(size[0] // s, size[1] // s) for s in (4, 8, 16, 32)]
+
+
+def test_what_cannot_be_is_refused_in_a_sentence():
+    with pytest.raises(ValueError, match="model: expected a network that timm knows, such as mavit_tiny, got 'mavid'"):
+        Features("mavid")
+    with pytest.raises(ValueError, match="strides 4, 8, 16, 32, got inline_deit_tiny, which has them at 16"):
+        Features("inline_deit_tiny", model_args={"depth": 4})
+    with pytest.raises(ValueError, match="model_args: resnet18 got an unexpected keyword argument 'mechanism'"):
+        Features("resnet18", model_args={"mechanism": "mala"})
+    with pytest.raises(ValueError, match="sizes: expected images of 1 x 1 to 64 x 64"):
+        Features("mavit_tiny", model_args=SMALL)(torch.randn(1, 3, 64, 64), [(65, 64)])
