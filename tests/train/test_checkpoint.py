@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from affinear.models.about import about
 from affinear.train import checkpoint
 from affinear.train.checkpoint import Position, Snapshot
 from affinear.train.faults import RunError, SaveError
@@ -149,8 +150,11 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path):
 
 def test_weights_tell_what_they_belong_to(tmp_path: Path):
     path = tmp_path / "best.safetensors"
-    checkpoint.save_weights(path, {"a": torch.ones(2)}, {"model": "mavit_tiny", "class_names": ["猫", "dog"]})
-    assert checkpoint.about_weights(path) == {"model": "mavit_tiny", "class_names": ["猫", "dog"]}
+    told = {"model": "mavit_tiny", "model_args": {}, "class_names": ["猫", "dog"], "channels": 3, "recipe": {}}
+    checkpoint.save_weights(path, {"a": torch.ones(2)}, {**told, "epoch": 3})
+    found = about(path)
+    assert found is not None
+    assert (found.model, found.class_names, found.others) == ("mavit_tiny", ("猫", "dog"), {"epoch": 3})
     assert os.listdir(tmp_path) == ["best.safetensors"]
 
 

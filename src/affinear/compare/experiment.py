@@ -23,7 +23,8 @@ from ..tasks.classify.published import recipe_for
 from ..tasks.classify.variants import DEFAULT
 from ..train.faults import Interrupted
 from ..train.folder import differences
-from ..train.recipe import Recipe, check_fields
+from ..train.ownership import OWNER, owned
+from ..train.recipe import Recipe, check_values
 from ..train.seeding import kept_random_state
 from . import workers
 from .cells import CELL, Cell, Outcome, arguments, first_of, run_cell
@@ -35,6 +36,7 @@ PLAN, CELLS, RESULTS, REPORT = "comparison.json", "cells", "results.json", "repo
 MICRO, CIFAR = "affinear_trunk_micro", "affinear_trunk_cifar"
 OUTPUT = Path("runs/compare")
 SEEDS, QUICK_EPOCHS = 2, 2
+MOST_SEEDS = 10_000
 MOST_JOBS = 4  # cells at a time on a CPU, whose memory they share
 LARGEST = 64  # pixels; larger images are made smaller for a trunk
 OTHERS = ("softmax", "linear", "inline", "nala", "mala")  # in networks that are not a trunk
@@ -162,7 +164,7 @@ def prepare(
         ['softmax, seed 0', 'mala+rotary, seed 0', 'softmax, seed 1']
     """
     check_name(model)
-    check_fields(changes)
+    check_values(changes)
     if limit is not None and limit < 1:
         raise ValueError(f"limit: expected at least one image, got {limit}")
     images = first_of(open_data(data), limit)
@@ -194,11 +196,15 @@ def run(plan: Comparison, screen: Screen | None = None, seconds: float | None = 
         What came out. If it was interrupted, the same call goes on later.
 
     Raises:
-        ValueError: If the folder holds something else.
-        OSError: If it cannot be written to.
+        ValueError: If the folder holds something else, or another process works in it.
+        RunError: If it cannot be written to.
     """
-    enter(plan)
-    screen = Screen() if screen is None else screen
+    with owned(plan.output):
+        enter(plan)
+        return _run(plan, Screen() if screen is None else screen, seconds)
+
+
+def _run(plan: Comparison, screen: Screen, seconds: float | None) -> Results:
     outcomes = {(cell.variant, cell.seed): Outcome.read(cell.folder / CELL) for cell in plan.cells}
     found = [outcome for outcome in outcomes.values() if outcome is not None]
     missing = [cell for cell in plan.cells if outcomes[cell.variant, cell.seed] is None]
@@ -250,7 +256,7 @@ def enter(plan: Comparison) -> None:
                 "folder, or the same settings to continue it"
             )
         return
-    if plan.output.is_dir() and any(plan.output.iterdir()):
+    if plan.output.is_dir() and any(path.name != OWNER for path in plan.output.iterdir()):
         raise ValueError(f"output: {plan.output} holds other files and no comparison; give a new or an empty folder")
     plan.output.mkdir(parents=True, exist_ok=True)
     place(json.dumps(about, indent=2).encode(), path, force=True)
@@ -327,9 +333,11 @@ def _check_arguments(plan: Comparison) -> None:
 
 
 def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
+    if isinstance(seeds, int) and not 1 <= seeds <= MOST_SEEDS:
+        raise ValueError(f"seeds: expected from 1 to {MOST_SEEDS}, got {making.short(seeds)}")
     chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(dict.fromkeys(seeds))
-    if not chosen or any(seed < 0 for seed in chosen):
-        raise ValueError(f"seeds: expected a number of at least one, or seeds of at least 0, got {seeds}")
+    if not 1 <= len(chosen) <= MOST_SEEDS or any(not 0 <= seed < 2**63 for seed in chosen):
+        raise ValueError(f"seeds: expected up to {MOST_SEEDS} seeds from 0 to below 2^63, got {making.short(seeds)}")
     return chosen
 
 
@@ -341,8 +349,8 @@ def parse_seeds(text: str) -> int | list[int]:
         (3, [0, 1, 5], [7])
     """
     parts = [part.strip() for part in text.split(",")]
-    if not parts[0] or not all(part.isdecimal() for part in parts if part):
-        raise ValueError(f"seeds: expected how many, such as 3, or which, such as 0,1,2, got {text!r}")
+    if not parts[0] or not all(part.isdecimal() and len(part) < 20 for part in parts if part):
+        raise ValueError(f"seeds: expected how many, such as 3, or which, such as 0,1,2, got {making.short(text)}")
     return int(parts[0]) if len(parts) == 1 else [int(part) for part in parts if part]
 
 

@@ -9,6 +9,7 @@ import signal
 import statistics
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from .checkpoint import Position
 from .devices import accelerated, device, is_sharded, peak_memory
 from .faults import Interrupted, NonFinite, RunError
 from .kit import Kit, build
+from .ownership import owned
 from .progress import Progress
 from .recipe import Recipe
 from .records import EpochRecord, Log
@@ -130,8 +132,10 @@ def train(
     """
     images = open_data(run.data) if images is None else images
     recipe = networks.resolve(run.recipe, run.model, run.model_args, images, device())
-    with kept_random_state(), accelerated(recipe) as accelerator, wishes() as wish:
+    with ExitStack() as held, kept_random_state(), accelerated(recipe) as accelerator, wishes() as wish:
         about = _about(run, recipe, images)
+        if accelerator.is_main_process:  # which alone writes
+            held.enter_context(owned(run.output))
         with accelerator.main_process_first():
             # Others look after the first has found everything in order, and change nothing.
             found = folder.enter(run.output, about, resume=resume, force=force and accelerator.is_main_process)

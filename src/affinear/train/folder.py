@@ -18,6 +18,7 @@ from affinear.lens.files import place
 
 from .checkpoint import BEST, LAST, latest, why
 from .faults import OtherRun, SaveError
+from .ownership import OWNER
 from .recipe import FREE
 from .records import EVENTS, LOG
 
@@ -54,7 +55,7 @@ def enter(folder: Path, about: Mapping[str, Any], *, resume: bool, force: bool) 
                 "give --output another folder."
             )
         _clear(folder)
-    elif folder.is_dir() and any(not DRAFT.fullmatch(path.name) for path in folder.iterdir()):
+    elif folder.is_dir() and any(not _is_draft(path.name) for path in folder.iterdir()):
         raise OtherRun(f"{folder} holds other files and no run. Give --output a new or an empty folder.")
     _check_writable(folder)
     return None
@@ -120,6 +121,10 @@ def _lists(before: list[Any], now: list[Any]) -> str:
         return f"{len(before)} there and {len(now)} now"
     number = next(i for i, (one, other) in enumerate(zip(before, now, strict=True)) if one != other)
     return f"number {number} is {before[number]!r} there and {now[number]!r} now"
+
+
+def _is_draft(name: str) -> bool:
+    return name == OWNER or DRAFT.fullmatch(name) is not None
 
 
 def _check_writable(folder: Path) -> None:

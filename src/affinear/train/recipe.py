@@ -239,6 +239,20 @@ def check_fields(names: Mapping[str, Any]) -> None:
             raise ValueError(f"recipe: no field is called {name!r}; {hint}")
 
 
+def check_values(changes: Mapping[str, Any]) -> None:
+    """Raise ValueError for the first change that is no field, or holds what the field may not.
+
+    Examples:
+        >>> check_values({"epochs": "x"})
+        Traceback (most recent call last):
+        ValueError: epochs: expected a whole number of at least 1, got 'x'
+    """
+    check_fields(changes)
+    for name, value in changes.items():
+        if not CHECKS[name].good(_tidy(value)):
+            raise ValueError(f"{name}: expected {CHECKS[name].expected}, got {value!r}")
+
+
 def parse(settings: list[str]) -> dict[str, Any]:
     """Changes as the command line spells them: field=value, with commas or an x between the numbers of a pair.
 

@@ -1,0 +1,128 @@
+"""A folder has one owner, who is named to all others, and whose death frees it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from affinear.compare.experiment import prepare
+from affinear.compare.experiment import run as compare
+from affinear.train import Run, recipe_for, train
+from affinear.train.faults import OtherRun, SaveError
+from affinear.train.ownership import OWNER, owned
+
+HOLD = """
+    import sys, time
+    from pathlib import Path
+    from affinear.train.ownership import owned
+    with owned(Path(sys.argv[1])):
+        print("held", flush=True)
+        sys.stdin.read()
+"""
+
+
+@contextmanager
+def holder(folder: Path, code: str = HOLD) -> Generator[subprocess.Popen[str]]:
+    """Another process that holds the folder until it is told to stop."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", textwrap.dedent(code), str(folder)]
+    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_another_process_is_named_and_its_death_frees_the_folder(tmp_path: Path):
+    folder = tmp_path / "run"
+    with holder(folder) as process:
+        named = f"in use by process {process.pid} on {socket.gethostname()}, since .*give --output another folder"
+        for _ in range(2):
+            with pytest.raises(OtherRun, match=named), owned(folder):
+                pass
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert (folder / OWNER).is_file()
+        with owned(folder):
+            assert json.loads((folder / OWNER).read_text())["pid"] == os.getpid()
+    assert not folder.exists() or not list(folder.iterdir())
+
+
+def test_training_and_comparing_ask_for_the_folder(tmp_path: Path):
+    with holder(tmp_path) as process:
+        run = Run("affinear_trunk_micro", "digits", tmp_path, recipe_for("affinear_trunk_micro", "tiny"))
+        for work in (lambda: train(run), lambda: compare(prepare("digits", output=tmp_path, seeds=1, epochs=1))):
+            with pytest.raises(OtherRun, match=f"in use by process {process.pid}"):
+                work()
+        assert [path.name for path in tmp_path.iterdir()] == [OWNER]
+
+
+def test_children_of_a_killed_owner_do_not_hold_it(tmp_path: Path):
+    forking = """
+        import os, sys, time
+        from pathlib import Path
+        from affinear.train.ownership import owned
+        with owned(Path(sys.argv[1])):
+            child = os.fork()
+            if child == 0:
+                time.sleep(60)
+                os._exit(0)
+            print("held", flush=True)
+            print(child, flush=True)
+            sys.stdin.read()
+    """
+    with holder(tmp_path, forking) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        process.kill()
+        process.wait()
+        try:
+            with owned(tmp_path):
+                pass
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_folder_that_was_made_for_nothing_is_removed(tmp_path: Path):
+    with owned(tmp_path / "a" / "b"):
+        assert (tmp_path / "a" / "b" / OWNER).is_file()
+    assert not (tmp_path / "a" / "b").exists()
+    with owned(tmp_path / "c"):
+        (tmp_path / "c" / "kept").touch()
+    assert [path.name for path in (tmp_path / "c").iterdir()] == ["kept"]
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path):
+    (tmp_path / "file").touch()
+    named = pytest.raises(SaveError, match=r"file/run cannot be written to: .*Give --output another")
+    with named, owned(tmp_path / "file" / "run"):
+        pass
+
+
+def test_on_a_disk_without_locks_a_living_process_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def lockless(*given: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", lockless)
+    card = {"host": socket.gethostname(), "pid": os.getppid(), "since": "today"}
+    (tmp_path / OWNER).write_text(json.dumps(card))
+    with pytest.raises(OtherRun, match=f"process {os.getppid()} on"), owned(tmp_path):
+        pass
+    (tmp_path / OWNER).write_text(json.dumps({**card, "pid": 2**22 + 1}))  # more than there can be
+    with owned(tmp_path):
+        pass
