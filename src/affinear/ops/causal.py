@@ -14,6 +14,7 @@ from .mechanisms import Mechanism
 from .packing import Chunks, Packed
 from .precision import widen
 from .rotary import Rotary
+from .sieve import Sieve, may_be_wild
 from .state import State
 from .tracing import is_compiling, is_eager
 
@@ -32,27 +33,52 @@ def causal_attention(
     initial: State | None = None,
     chunk: int = CHUNK,
 ) -> tuple[Tensor, State]:
-    """Answers (B, N, H, E) to queries that see the keys up to their own, and the state after all of them."""
+    """Answers (B, N, H, E) to queries that see the keys up to their own, and the state after all of them.
+
+    Where they may hold something that is not finite they are computed with a sieve: rows that do not see it, and their
+    gradients, keep their bits.
+    """
+    arguments = query, key, value, mechanism, scale, key_mask, cu_seqlens, rotary, initial, chunk
+    if is_eager():
+        out, final = _attend(*arguments, Sieve(on=False))
+        if not may_be_wild(out):
+            return out, final
+    return _attend(*arguments, Sieve(on=True))
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mechanism: Mechanism,
+    scale: float,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    rotary: Rotary | None,
+    initial: State | None,
+    chunk: int,
+    sieve: Sieve,
+) -> tuple[Tensor, State]:
     query, key, value = widen(query), widen(key), widen(value)
     chunks, heads = cut_into_chunks(key, chunk, cu_seqlens), key.shape[2]
     features, rotated, value = arrange_keys(key, value, mechanism, key_mask, rotary, chunks)
     filled = chunks.filled if key_mask is None else chunks.filled & chunks.split(key_mask)[:, None]
     masked = key_mask is not None or not chunks.full
-    past = _scan(features, rotated, value, filled, masked, mechanism, initial, chunks)
+    past = _scan(features, rotated, value, filled, masked, mechanism, initial, chunks, sieve)
 
     group = query.shape[2] // heads
     features_q, rotated_q = (
-        x.unflatten(-2, (group, -1)) for x in arrange_queries(query, mechanism, heads, rotary, chunks)
+        sieve.rows(x.unflatten(-2, (group, -1))) for x in arrange_queries(query, mechanism, heads, rotary, chunks)
     )
     count = filled.cumsum(-1)[..., None, :, None]
-    scores = _lower(_product(rotated_q, past.keys.mT))
-    own = scores.sum(-1, keepdim=True) / count.clamp(min=1)
-    before = _product(rotated_q, past.centre[..., None])
+    scores = sieve.rows(_lower(_product(rotated_q, past.keys.mT)))
+    own = sieve.rows(scores.sum(-1, keepdim=True) / count.clamp(min=1))
+    before = sieve.rows(_product(rotated_q, past.centre[..., None]))
     plain = turned = None
     if rotary is not None:
-        plain = features_q * (past.key_sum[..., None, :] + features.cumsum(-2))[..., None, :, :]
-        turned = rotated_q * (past.rotated_sum[..., None, :] + rotated.cumsum(-2))[..., None, :, :]
-    level = _levels(count, past.count[..., None, None, None], own, before, plain, turned, mechanism, scale)
+        plain = features_q * sieve.sums(past.key_sum[..., None, :] + features.cumsum(-2))[..., None, :, :]
+        turned = rotated_q * sieve.sums(past.rotated_sum[..., None, :] + rotated.cumsum(-2))[..., None, :, :]
+    level = _levels(count, past.count[..., None, None, None], own, before, plain, turned, mechanism, scale, sieve)
 
     # The weights of the chunk's own keys are spelled out, those of the keys before it go through their state.
     square = (*filled.shape[:-1], 1, chunks.size, chunks.size)
@@ -60,15 +86,15 @@ def causal_attention(
     scores += -own
     # Centred scores sum to nothing but for rounding, which all values of a row would share: it is taken out.
     scores -= (scores.detach() * visible).sum(-1, keepdim=True) / count.clamp(min=1)
-    weights = _lower((level.slope * scores).add_(level.own))
+    weights = sieve.rows(_lower((level.slope * sieve.rows(scores)).add_(level.own)))
     if key_mask is not None:
         weights = weights * visible
     out = _product(weights, past.values)
-    out += level.slope * _product(rotated_q, past.scatter)
+    out += level.slope * sieve.rows(_product(rotated_q, past.scatter))
     out += level.mean * past.reference[..., None, None, :]
     if key_mask is not None:
         out = out.masked_fill(past.count[..., None, None, None] + count == 0, 0)
-    return restore_tokens(out.flatten(-3, -2), group, chunks), past.final
+    return restore_tokens(sieve.mark(out).flatten(-3, -2), group, chunks), past.final
 
 
 def _lower(x: Tensor) -> Tensor:
@@ -99,6 +125,7 @@ def _levels(
     turned: Tensor | None,
     mechanism: Mechanism,
     scale: float,
+    sieve: Sieve,
 ) -> _Levels:
     """Levels from counts and mean scores: of the keys before the chunk, and by how much its own lie above.
 
@@ -110,11 +137,12 @@ def _levels(
     z, added = scale * past + own_count / n * lead, torch.zeros_like(n)
     if plain is not None and turned is not None:
         z, added = (scale * x.sum(-1, keepdim=True) / n for x in (plain, turned - plain))
-    gain = mechanism.gain(z)
-    mean = 1 if mechanism.mean_weight is None else mechanism.mean_weight(z, added)
+    z, added = sieve.rows(z), sieve.rows(added)
+    gain = sieve.rows(mechanism.gain(z))
+    mean = 1 if mechanism.mean_weight is None else sieve.rows(mechanism.mean_weight(z, added))
     return _Levels(
         slope=gain * scale / n,
-        own=(mean + gain * lead * (past_count / n)) / n,
+        own=sieve.rows((mean + gain * lead * (past_count / n)) / n),
         mean=mean,
     )
 
@@ -147,6 +175,7 @@ def _scan(
     mechanism: Mechanism,
     initial: State | None,
     chunks: Chunks,
+    sieve: Sieve,
 ) -> _Past:
     """Welford's update, a chunk at a time: cumulative sums of what each chunk adds."""
     start = _start(features, value, mechanism, initial, rotated is not features, chunks)
@@ -162,16 +191,20 @@ def _scan(
         rotated_sum, rotated_total = _running(rotated.sum(-2), n0 * start.centre, chunks)
     value_sum, value_total = _running(value.sum(-2), n0 * start.value_mean, chunks)
     nothing, first = count[..., None] == 0, filled.int().argmax(-1)[..., None, None]
-    centre = torch.where(nothing, _at(rotated, first), rotated_sum / n)
-    reference = torch.where(nothing, _at(value, first), value_sum / n)
+    centre = sieve.key_means(torch.where(nothing, _at(rotated, first), rotated_sum / n))
+    reference = sieve.value_means(torch.where(nothing, _at(value, first), value_sum / n))
 
     # Small things are negated before they are added: the gradient of a difference would negate the large ones.
     keys, values = rotated + -centre[..., None, :], value + -reference[..., None, :]
     if masked:
         keys, values = keys * filled[..., None], values * filled[..., None]
+    lost = sieve.lost(keys, values)
+    keys, values = sieve.keys(keys), sieve.values(values)
     # The sum over the chunk of (phi(k) - mean after it) (v - mean before it)^T.
     moved = (keys.sum(-2) / n_after)[..., None] * values.sum(-2)[..., None, :]
-    scatter, scatter_total = _running(keys.mT @ values - moved, n0[..., None] * start.covariance, chunks)
+    added = keys.mT @ values - moved
+    added = added if lost is None else added + lost
+    scatter, scatter_total = _running(added, n0[..., None] * start.covariance, chunks)
     n_total = total.clamp(min=1)[..., None].to(value.dtype)
     final = State(
         count=total,
@@ -181,7 +214,7 @@ def _scan(
         mechanism=mechanism,
         rotated_key_mean=None if rotated is features else rotated_total / n_total,
     )
-    return _Past(count, key_sum, rotated_sum, centre, keys, scatter, reference, values, final)
+    return _Past(count, key_sum, rotated_sum, centre, keys, sieve.scatters(scatter), reference, values, final)
 
 
 def _at(x: Tensor, index: Tensor) -> Tensor:

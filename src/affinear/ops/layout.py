@@ -47,13 +47,16 @@ def arrange_keys(
         return features, features if rotary is None else rotated.transpose(1, 2), value
 
     def split(x: Tensor) -> Tensor:
-        x = chunks.split(x)
-        if chunks.packed is not None:
-            x = x.masked_fill(~chunks.filled[..., None, None], 0)
-        return x.movedim(3, 1).contiguous()
+        return _split(x, chunks).movedim(3, 1).contiguous()
 
     features = split(features)
     return features, features if rotary is None else split(rotated), split(value)
+
+
+def _split(x: Tensor, chunks: Chunks) -> Tensor:
+    """Tokens in chunks, with nothing of a neighbour in the slots that a packed sequence leaves empty."""
+    x = chunks.split(x)
+    return x if chunks.packed is None else x.masked_fill(~chunks.filled[..., None, None], 0)
 
 
 def arrange_queries(
@@ -62,7 +65,7 @@ def arrange_queries(
     """Features of queries and their rotated twins: (B, heads, G * N, F), or (B, heads, T, G * C, F)."""
 
     def arrange(x: Tensor) -> Tensor:
-        x = x if chunks is None else chunks.split(x)
+        x = x if chunks is None else _split(x, chunks)
         x = x.unflatten(-2, (heads, -1)).movedim((-3, -2), (1, -3))
         # One copy here saves one in every product.
         return x.contiguous().flatten(-3, -2)

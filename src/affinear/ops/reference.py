@@ -25,6 +25,7 @@ from .mechanisms import (
 from .packing import sequence_of_each_token, visibility
 from .precision import widen
 from .rotary import Rotary, rotate
+from .sieve import may_be_wild
 from .state import State, merge
 
 
@@ -145,19 +146,58 @@ def attention(
     """Weights times values, (B, N, H, E), and the state of all keys if asked for."""
     query, key, value = widen(query), widen(key), widen(value)
     visible = visibility(query, key, causal, key_mask, cu_seqlens_q, cu_seqlens_k)
-    group = query.shape[2] // key.shape[2]
-    seen_value = value.masked_fill(_unseen(visible), 0).repeat_interleave(group, dim=2)
-    if initial_state is None:
-        rows = weights(query, key, mechanism, scale, visible, rotary)
-        out = torch.einsum("bhnm,bmhe->bnhe", rows, seen_value)
-    else:
-        _, features, _, rotated = _features(query, key, mechanism, visible, rotary)
-        own = _summarize_for_each(features, None if rotary is None else rotated, seen_value, visible, mechanism)
-        out = _attend(query, merge(_for_each(initial_state, query, cu_seqlens_q), own), scale, rotary)
+
+    def answer(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return _answer(query, key, value, mechanism, scale, visible, rotary, initial_state, cu_seqlens_q)
+
+    out = answer(query, key, value)
+    if may_be_wild(out):
+        out = _apart(answer, query, key, value, mechanism, visible)
     if not return_state:
         return out, None
     state = summarize(key, value, mechanism=mechanism, key_mask=key_mask, cu_seqlens=cu_seqlens_k, rotary=rotary)
     return out, state if initial_state is None else merge(initial_state, state)
+
+
+def _answer(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mechanism: Mechanism,
+    scale: float,
+    visible: Tensor,
+    rotary: Rotary | None,
+    initial: State | None,
+    cu_seqlens: Tensor | None,
+) -> Tensor:
+    seen_value = value.masked_fill(_unseen(visible), 0).repeat_interleave(query.shape[2] // key.shape[2], dim=2)
+    if initial is None:
+        rows = weights(query, key, mechanism, scale, visible, rotary)
+        return torch.einsum("bhnm,bmhe->bnhe", rows, seen_value)
+    _, features, _, rotated = _features(query, key, mechanism, visible, rotary)
+    own = _summarize_for_each(features, None if rotary is None else rotated, seen_value, visible, mechanism)
+    return _attend(query, merge(_for_each(initial, query, cu_seqlens), own), scale, rotary)
+
+
+def _apart(
+    answer: Callable[[Tensor, Tensor, Tensor], Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mechanism: Mechanism,
+    visible: Tensor,
+) -> Tensor:
+    """Answers where something is not finite: it does not reach the rows that do not see it, nor their gradients."""
+    group = query.shape[2] // key.shape[2]
+    bad_key = ~mechanism.key_map(key).detach().isfinite().all(-1, keepdim=True)
+    bad = bad_key | ~value.detach().isfinite()
+    key, value = key.masked_fill(bad_key, 0), value.masked_fill(bad, 0)
+    seen = torch.einsum("bhnm,bmge->bnge", visible.to(value.dtype), bad.to(value.dtype)) > 0
+    with torch.no_grad():
+        wild = seen.repeat_interleave(group, dim=2) | ~answer(query, key, value).isfinite()
+    # A row that answers nothing finite asks nothing: what it would multiply its gradient by is then finite.
+    out = answer(query.masked_fill(wild.any(-1, keepdim=True), 0), key, value)
+    return out + torch.zeros_like(out).masked_fill(wild, torch.nan)
 
 
 def summarize(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
 
-from . import linear, tiles
+from . import linear, softmax, tiles
 from .causal import causal_attention
 from .mechanisms import Mechanism
-from .packing import visibility
-from .rotary import Rotary, rotate
+from .rotary import Rotary
 from .state import State, merge
 
 
@@ -30,12 +28,10 @@ def attention(
 ) -> tuple[Tensor, State | None]:
     """Answers (B, N, H, E), and the state of all keys if asked for."""
     if mechanism.gain is None:
-        if rotary is not None:
-            query, key = rotate(query, rotary), rotate(key, rotary)
-        visible = None
-        if key_mask is not None or cu_seqlens_k is not None:
-            visible = visibility(query, key, causal, key_mask, cu_seqlens_q, cu_seqlens_k)
-        return softmax(query, key, value, scale, visible, causal), None
+        return softmax.attention(
+            query, key, value, mechanism=mechanism, scale=scale, causal=causal, key_mask=key_mask,
+            cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, rotary=rotary,
+        ), None  # fmt: skip
     if causal:
         out, state = _causal(query, key, value, mechanism, scale, key_mask, cu_seqlens_k, rotary, initial_state)
         return out, state if return_state else None
@@ -86,17 +82,3 @@ def _causal(
             initial = linear.summarize(key[:, :0].detach(), value[:, :0].detach(), mechanism=mechanism, **nothing)
         return tiles.causal_attention(query, key, value, initial, work)
     return causal_attention(query, key, value, mechanism, scale, key_mask, cu_seqlens, rotary, initial)
-
-
-def softmax(query: Tensor, key: Tensor, value: Tensor, scale: float, visible: Tensor | None, causal: bool) -> Tensor:
-    """Softmax attention (B, N, H, E) through torch's own; `visible` (B or 1, 1, N, M) where no flag says it all."""
-    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
-    grouped = query.shape[1] != key.shape[1]
-    if visible is None:
-        out = F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale, enable_gqa=grouped)
-        return out.transpose(1, 2)
-    # A row that sees nothing is given everything, and its answer is then taken away: no NaN, no gradient.
-    blind = ~visible.any(dim=-1, keepdim=True)
-    key, value = (x.masked_fill(~visible.any(dim=-2)[..., None], 0) for x in (key, value))
-    out = F.scaled_dot_product_attention(query, key, value, visible | blind, scale=scale, enable_gqa=grouped)
-    return out.masked_fill(blind, 0).transpose(1, 2)

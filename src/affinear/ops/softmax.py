@@ -1,0 +1,90 @@
+"""Softmax attention, through torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import reference
+from .mechanisms import Mechanism
+from .packing import visibility
+from .rotary import Rotary, rotate
+from .tracing import is_eager
+
+TAME = 2.0**60  # up to here no product of two numbers, summed over a head, overflows float32
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mechanism: Mechanism,
+    scale: float,
+    causal: bool,
+    key_mask: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    rotary: Rotary | None,
+) -> Tensor:
+    """Answers (B, N, H, E). Wild tokens, NaN or beyond all measure, do not reach the rows that do not see them."""
+
+    def visible() -> Tensor:
+        return visibility(query, key, causal, key_mask, cu_seqlens_q, cu_seqlens_k)
+
+    seen = None if key_mask is None and cu_seqlens_k is None else visible()
+
+    def answer(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if rotary is not None:
+            query, key = rotate(query, rotary), rotate(key, rotary)
+        return _answer(query, key, value, scale, seen, causal)
+
+    def exact() -> Tensor:
+        return reference.attention(
+            query, key, value, mechanism=mechanism, scale=scale, causal=causal, key_mask=key_mask,
+            cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, rotary=rotary, initial_state=None, return_state=False,
+        )[0]  # fmt: skip
+
+    readable = is_eager() and all(type(x) is Tensor and x.device.type == "cpu" for x in (query, key, value))
+    if cu_seqlens_k is None and not (causal and readable):
+        return answer(query, key, value)  # as torch has it: to look at every token would cost more than it is worth
+    return _apart(answer, exact if readable else None, query, key, value, visible)
+
+
+def _apart(
+    answer: Callable[[Tensor, Tensor, Tensor], Tensor],
+    exact: Callable[[], Tensor] | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    visible: Callable[[], Tensor],
+) -> Tensor:
+    """Answers without wild tokens; for the rows that see one, `exact` ones, or NaN where it is too late to choose."""
+    limit = torch.finfo(query.dtype).max if exact is None else TAME
+    wild_query, wild_key, wild_value = (~(x.detach().abs() <= limit).all(-1, keepdim=True) for x in (query, key, value))
+    if exact is not None and not any(bool(wild.any()) for wild in (wild_query, wild_key, wild_value)):
+        return answer(query, key, value)
+    wild_key = wild_key | wild_value
+    out = answer(query.masked_fill(wild_query, 0), key.masked_fill(wild_key, 0), value.masked_fill(wild_key, 0))
+    seen = torch.einsum("bhnm,bmgo->bngo", visible().to(torch.float32), wild_key.to(torch.float32)) > 0
+    seen = wild_query | seen.repeat_interleave(query.shape[2] // key.shape[2], dim=2)
+    if exact is None:
+        return out + torch.zeros_like(out).masked_fill(seen, torch.nan)
+    return torch.where(seen, exact().to(out.dtype), out)
+
+
+def _answer(query: Tensor, key: Tensor, value: Tensor, scale: float, visible: Tensor | None, causal: bool) -> Tensor:
+    """Answers (B, N, H, E) to what `visible` (B or 1, 1, N, M) says, or the flag where that says it all."""
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    grouped = query.shape[1] != key.shape[1]
+    if visible is None:
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale, enable_gqa=grouped)
+        return out.transpose(1, 2)
+    # A row that sees nothing is given everything, and its answer is then taken away: no NaN, no gradient.
+    blind = ~visible.any(dim=-1, keepdim=True)
+    key, value = (x.masked_fill(~visible.any(dim=-2)[..., None], 0) for x in (key, value))
+    out = F.scaled_dot_product_attention(query, key, value, visible | blind, scale=scale, enable_gqa=grouped)
+    return out.masked_fill(blind, 0).transpose(1, 2)
