@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from .precision import exact, widen
 from .rotary import Rotary
 from .state import State
 from .triton import backend as triton_backend
+
+if TYPE_CHECKING:
+    from .distributed.group import Mesh
 
 
 @overload
@@ -34,6 +38,7 @@ def attention(
     initial_state: State | None = ...,
     return_state: Literal[False] = ...,
     backend: str = ...,
+    mesh: Mesh | None = ...,
 ) -> Tensor: ...
 @overload
 def attention(
@@ -51,6 +56,7 @@ def attention(
     initial_state: State | None = ...,
     return_state: Literal[True],
     backend: str = ...,
+    mesh: Mesh | None = ...,
 ) -> tuple[Tensor, State]: ...
 def attention(
     query: Tensor,
@@ -67,6 +73,7 @@ def attention(
     initial_state: State | None = None,
     return_state: bool = False,
     backend: str = "auto",
+    mesh: Mesh | None = None,
 ) -> Tensor | tuple[Tensor, State]:
     """Attention of queries over keys and values, in time and memory linear in the number of tokens.
 
@@ -89,6 +96,9 @@ def attention(
         return_state: Whether to return the state of all keys, the initial ones included.
         backend: "triton" (linear, fused, for CUDA), "torch" (linear), "reference" (quadratic, the definitions) or
             "auto", which is "triton" for CUDA tensors that it can serve and "torch" for all others.
+        mesh: A `DeviceMesh` of one dimension, or a process group, whose ranks each hold some of the tokens, in order:
+            any number, even none. Tensors are then this rank's own, but for `cu_seqlens`, which run through all ranks'
+            tokens, and states, which are of all ranks' keys. DTensors bring their mesh along. See the guide.
 
     Returns:
         The answers, (B, N, H, E) in the dtype of the query, and the state if asked for. Without a key in sight they are
@@ -110,6 +120,13 @@ def attention(
     """
     rule = find(mechanism)
     check.check_backend(backend)
+    if mesh is not None or any(map(_is_distributed, (query, key, value))):
+        from .distributed import attention as over_mesh
+
+        call = over_mesh.Call(
+            rule, scale, causal, key_mask, cu_seqlens_q, cu_seqlens_k, rotary, initial_state, return_state, backend
+        )
+        return over_mesh.attention(query, key, value, call, mesh)
     check.check_keys_and_values(key, value)
     _check_scores(query, key, scale, causal, key_mask, cu_seqlens_q, cu_seqlens_k, rotary)
     if initial_state is not None or return_state:
@@ -147,6 +164,7 @@ def summarize(
     cu_seqlens_k: Tensor | None = None,
     rotary: Rotary | None = None,
     backend: str = "auto",
+    mesh: Mesh | None = None,
 ) -> State:
     """The state of keys and values: all that any query will ever need to know about them.
 
@@ -158,6 +176,8 @@ def summarize(
         cu_seqlens_k: (S + 1,), int32 or int64. Where each of S sequences laid end to end begins. Needs B = 1.
         rotary: Cosines and sines of the keys' positions, each (M, D). The two channels of a pair have the same angle.
         backend: "auto", "triton" (linear, fused, for CUDA), "torch" (linear) or "reference" (the definitions).
+        mesh: A `DeviceMesh` of one dimension, or a process group, as in `attention`: the state is then that of all
+            ranks' keys, on every rank.
 
     Returns:
         The state in float32 (float64 for float64), with batch B, or S for packed sequences.
@@ -175,6 +195,19 @@ def summarize(
     rule = find(mechanism)
     check.check_backend(backend)
     check.check_has_state(rule)
+    if mesh is not None or _is_distributed(key):
+        from .distributed import attention as over_mesh
+
+        return over_mesh.summarize(
+            key,
+            value,
+            rule,
+            key_mask=key_mask,
+            cu_seqlens_k=cu_seqlens_k,
+            rotary=rotary,
+            backend=backend,
+            mesh=mesh,
+        )
     check.check_keys_and_values(key, value)
     check.check_mask(key_mask, key, packed=cu_seqlens_k is not None)
     check.check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, "key", key)
@@ -286,6 +319,12 @@ def weights(
     with _exact(query):
         out = reference.weights(query, key, rule, _scale(scale, rule, query), visible, rotary, rows)
     return out.to(query.dtype)
+
+
+def _is_distributed(x: object) -> bool:
+    """Whether it is a DTensor: nobody has made one where their module was never loaded."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(x, module.DTensor)
 
 
 def _engine(backend: str, mechanism: Mechanism, tokens: Tensor, values: int, rotary: Rotary | None):

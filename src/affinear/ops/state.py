@@ -109,21 +109,10 @@ class State:
             >>> def attention_over_all_ranks(query, key, value):  # each rank holds its own tokens
             ...     return af.attend(query, af.summarize(key, value).all_reduce())
         """
-        if not (dist.is_available() and dist.is_initialized()):
-            raise ValueError("group: expected torch.distributed to be initialised; call init_process_group first")
-        count = self.count.clone()
-        dist.all_reduce(count, group=group)
-        share = fraction(self.count, count, self.dtype)[..., None]
-        means = [mean for mean in (self.key_mean, self.value_mean, self.rotated_key_mean) if mean is not None]
-        total = _all_reduce_sum(share * torch.cat(means, dim=-1), group)
-        key_mean, value_mean, *rotated = total.split([mean.shape[-1] for mean in means], dim=-1)
-        whole = replace(
-            self, count=count, key_mean=key_mean, value_mean=value_mean, rotated_key_mean=next(iter(rotated), None)
-        )
-        # The covariance is taken about the means of all, so that nothing large is left to cancel.
-        between = outer(self.centre - whole.centre, self.value_mean - whole.value_mean)
-        covariance = _all_reduce_sum(share[..., None] * (self.covariance + between), group)
-        return replace(whole, covariance=covariance)
+        from .distributed.group import default_group
+        from .distributed.merging import all_reduce
+
+        return all_reduce(self, default_group() if group is None else group)
 
 
 def fraction(part: Tensor, whole: Tensor, dtype: torch.dtype) -> Tensor:
@@ -179,25 +168,6 @@ def _check_mergeable(a: State, b: State) -> None:
             f"state: expected one dtype and device, got {a.dtype} on {a.device} and {b.dtype} on {b.device}; "
             "move one with .to()"
         )
-
-
-class _AllReduceSum(torch.autograd.Function):
-    """Sum over ranks; so is its gradient, because every rank's loss depends on every rank's summand."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-        ctx.group = group
-        total = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _all_reduce_sum(grads[0], ctx.group), None
-
-
-def _all_reduce_sum(x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    return _AllReduceSum.apply(x, group)  # pyright: ignore[reportReturnType, reportUnknownMemberType]
 
 
 _Context = tuple[Mechanism, bool]

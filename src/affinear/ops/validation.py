@@ -141,8 +141,13 @@ def check_mask(key_mask: Tensor | None, key: Tensor, packed: bool) -> None:
         )
 
 
-def check_cu_seqlens(name: str, cu_seqlens: Tensor | None, tokens_name: str, tokens: Tensor) -> None:
-    """Cumulative lengths start at zero, never fall, and end at the number of tokens of a batch of one."""
+def check_cu_seqlens(
+    name: str, cu_seqlens: Tensor | None, tokens_name: str, tokens: Tensor, total: int | None = None
+) -> None:
+    """Cumulative lengths start at zero, never fall, and end at the number of tokens of a batch of one.
+
+    Over a mesh they run through the tokens of all ranks, so many in `total`.
+    """
     if cu_seqlens is None:
         return
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -165,22 +170,28 @@ def check_cu_seqlens(name: str, cu_seqlens: Tensor | None, tokens_name: str, tok
         )
     if _values_can_be_read(cu_seqlens):
         lengths = cu_seqlens.tolist()
-        if lengths[0] != 0 or lengths[-1] != tokens.shape[1] or sorted(lengths) != lengths:
+        end, where = (tokens.shape[1], "") if total is None else (total, " on all ranks")
+        if lengths[0] != 0 or lengths[-1] != end or sorted(lengths) != lengths:
             raise ValueError(
-                f"{name}: expected values from 0 up to the {tokens.shape[1]} tokens of {tokens_name}, never falling, "
+                f"{name}: expected values from 0 up to the {end} tokens of {tokens_name}{where}, never falling, "
                 f"got {_short(lengths)}; it is the cumulative sum of the lengths"
             )
 
 
 def check_packing(
-    query: Tensor, key: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, causal: bool
+    query: Tensor,
+    key: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    causal: bool,
+    totals: tuple[int | None, int | None] = (None, None),
 ) -> None:
-    """Packed queries and keys go together, sequence by sequence."""
+    """Packed queries and keys go together, sequence by sequence; `totals` are those of all ranks."""
     if (cu_seqlens_q is None) != (cu_seqlens_k is None):
         given, missing = ("cu_seqlens_k", "cu_seqlens_q") if cu_seqlens_q is None else ("cu_seqlens_q", "cu_seqlens_k")
         raise ValueError(f"{missing}: expected a tensor beside {given}, got None; pass one twice for self-attention")
-    check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, "query", query)
-    check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, "key", key)
+    check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, "query", query, totals[0])
+    check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, "key", key, totals[1])
     if cu_seqlens_q is None or cu_seqlens_k is None:
         return
     if cu_seqlens_q.shape != cu_seqlens_k.shape:
@@ -245,6 +256,15 @@ def check_has_state(mechanism: Mechanism) -> None:
         raise ValueError(
             f"mechanism: expected one with a state, got {mechanism.name!r}, whose answer needs every key; "
             "choose a linear mechanism, or call attention without states"
+        )
+
+
+def check_mesh_has_state(mechanism: Mechanism) -> None:
+    """Over a mesh states travel, and softmax has none."""
+    if mechanism.gain is None:
+        raise ValueError(
+            f"mechanism: expected one with a state beside mesh, got {mechanism.name!r}, which has none: every query "
+            "needs every key; choose a linear mechanism, or gather the keys and call attention without mesh"
         )
 
 
