@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -90,6 +92,43 @@ class State:
         """The state with the function applied to each of its tensors."""
         children, context = _flatten(self)
         return _unflatten([function(child) for child in children], context)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the state to a safetensors file, which holds numbers and the mechanism's name, and no code.
+
+        Args:
+            path: A file that does not exist yet. It appears under its name when it is whole.
+
+        Returns:
+            The path.
+
+        Raises:
+            ValueError: If the file exists, or the mechanism is not registered.
+
+        Example:
+            >>> import tempfile, torch, affinear as af
+            >>> parts = torch.randn(3, 2, 1, 1000, 4, 8)  # a data set in three shards of keys and values
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     files = [af.summarize(*part).save(f"{folder}/{i}.safetensors") for i, part in enumerate(parts)]
+            ...     whole = sum(map(af.State.load, files))
+            >>> whole.count[0, 0].item()
+            3000
+        """
+        from . import files
+
+        return files.save(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> State:
+        """The state that `save` wrote, on the CPU.
+
+        Raises:
+            ValueError: If the file is not such a state, or its mechanism is not registered.
+        """
+        from . import files
+
+        tensors, mechanism = files.load(path)
+        return State(mechanism=mechanism, **tensors)
 
     def all_reduce(self, group: dist.ProcessGroup | None = None) -> State:
         """Merge the states of all ranks of a group; every rank gets the whole.

@@ -1,0 +1,39 @@
+"""The scripts of examples/ do what they say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+import affinear as af
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+
+def run(*command: str) -> str:
+    """Run a program and return what it printed."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_shards_are_summarized_by_one_process_or_more(tmp_path: Path):
+    key, value = torch.randn(2, 1, 60, 2, 4, dtype=torch.float64).unbind()
+    for i, (start, stop) in enumerate([(0, 10), (10, 11), (11, 60)]):
+        torch.save({"key": key[:, start:stop].clone(), "value": value[:, start:stop].clone()}, tmp_path / f"{i}.pt")
+    script = str(EXAMPLES / "summarize_shards.py")
+    together = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    printed = run(*together, script, str(tmp_path), "--output", str(tmp_path / "two.safetensors"))
+    assert "3 shards, 60 tokens" in printed
+    kept = sorted(tmp_path.glob("*.mala.safetensors"))
+    assert len(kept) == 3
+    kept[1].unlink()  # as if the run had been stopped there
+    run(script, str(tmp_path), "--output", str(tmp_path / "one.safetensors"))
+    for name in ("one", "two"):
+        state = af.State.load(tmp_path / f"{name}.safetensors")
+        torch.testing.assert_close(state.covariance, af.summarize(key, value).covariance)
