@@ -132,3 +132,20 @@ def test_wrong_calls_are_told_what_is_wrong(make: Callable[..., Attention]):
         Attention(24, 5)
     with pytest.raises(ValueError, match="mechanism: expected one of"):
         Attention(24, 3, MALA.over("flash"))
+
+
+@pytest.mark.parametrize("parts", [MALA, NALA])
+def test_none_is_the_convolution_under_the_gate(parts: Parts, make: Callable[..., Attention]):
+    layer, x = make(parts.over("none")), tokens()
+    value, gate = layer.qkv(x).chunk(2, dim=-1)
+    out = convolve(layer, value)
+    if parts is NALA:
+        assert layer.norm is not None
+        out, gate = layer.norm(out), torch.nn.functional.silu(gate)
+    torch.testing.assert_close(layer(x, GRID, rotary=tables(x)), layer.proj(out * gate))
+    assert "no attention" in repr(layer)
+
+
+def test_none_needs_something_to_stand_alone():
+    with pytest.raises(ValueError, match=r'mechanism: expected attention, .* got "none"; give them a position_kernel'):
+        Attention(32, 2, PLAIN.over("none"))

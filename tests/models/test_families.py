@@ -191,3 +191,20 @@ def test_torch_fx_takes_stages_and_blocks_as_nodes(name: str):
     with torch.no_grad():
         assert torch.equal(next(iter(traced(images).values())), model(images))
     assert {"stages.3", "blocks.3"} & set(nodes)
+
+
+def test_a_network_without_attention_sees_no_further_than_its_convolutions():
+    sizes: dict[str, Any] = {"embed_dims": (8, 8, 16, 16), "depths": (1, 1, 1, 1), "num_heads": (1, 1, 2, 2)}
+    images = torch.randn(1, 3, 32, 2048)
+    changed = images.clone()
+    changed[..., 1600:] += 1
+    seen: dict[str, bool] = {}
+    for mechanism in ("mala", "none"):
+        model = timm.create_model("mavit_tiny_linear", mechanism=mechanism, num_classes=0, **sizes).eval()
+        with torch.no_grad():
+            before, after = (model.forward_features(x)[..., 0] for x in (images, changed))  # type: ignore[operator]
+        seen[mechanism] = not torch.equal(before, after)
+    assert seen == {"mala": True, "none": False}
+    assert stages_of(timm.create_model("mavit_tiny", mechanism="none", device="meta")) == (
+        "2 without attention, 2 without attention, 6 softmax, 2 softmax"
+    )

@@ -1,6 +1,6 @@
 """Modules around the operator: one attention layer, and the parts that papers put around it."""
 
-from .attention import INLINE, MALA, NALA, PLAIN, Attention, Parts
+from .attention import INLINE, MALA, NALA, NONE, PLAIN, Attention, Parts
 from .convolution import DepthwiseConv
 from .padding import blank, mask_of, masked_mean, masked_norm
 from .position import LearnedPosition
@@ -12,6 +12,7 @@ __all__ = [
     "INLINE",
     "MALA",
     "NALA",
+    "NONE",
     "PLAIN",
     "Attention",
     "AxialRotary",

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from .. import ops
 from ..ops import Mechanism
+from ..ops.mechanisms import identity
 from .convolution import DepthwiseConv
 from .padding import masked_mean
 from .residual import LocalResidual
@@ -21,7 +22,7 @@ class Parts:
     """What stands around the operator in one paper's attention layer.
 
     Attributes:
-        mechanism: A registered name, or a `Mechanism`.
+        mechanism: A registered name, a `Mechanism`, or "none" or None: no attention, only what else stands around it.
         rotary: Whether queries and keys turn with their place on the grid.
         position_kernel: Side of the depthwise convolution of the values that is added (LePE); 0 for none.
         local_residual: Whether InLine's convolution, with kernels made from the mean token, is added.
@@ -29,7 +30,7 @@ class Parts:
         gate: What multiplies the result: nothing, a linear function of the input, or the SiLU of one.
     """
 
-    mechanism: str | Mechanism
+    mechanism: str | Mechanism | None
     rotary: bool = False
     position_kernel: int = 0
     local_residual: bool = False
@@ -41,6 +42,8 @@ class Parts:
         return replace(self, mechanism=mechanism)
 
 
+# Stands in where there is no attention; it is in no registry, as it has no weights to look at.
+NONE = Mechanism("none", identity, identity, torch.zeros_like, nonnegative=False, paper="the control without attention")
 MALA = Parts("mala", rotary=True, position_kernel=5, gate="linear")
 NALA = Parts("nala", rotary=True, position_kernel=5, norm=True, gate="silu")
 INLINE = Parts("inline", local_residual=True)
@@ -89,8 +92,14 @@ class Attention(nn.Module):
         if dim % num_heads:
             raise ValueError(f"num_heads: expected a divisor of dim = {dim}, got {num_heads}")
         self.num_heads, self.parts, self.prefix_tokens = num_heads, parts, prefix_tokens
-        self.mechanism = ops.find(parts.mechanism)
-        streams = 3 if parts.gate == "none" else 4
+        self.mechanism = NONE if parts.mechanism in (None, "none", NONE) else ops.find(parts.mechanism)
+        if self.mechanism is NONE and not parts.position_kernel and not parts.local_residual:
+            raise ValueError(
+                'mechanism: expected attention, as these parts have no convolution that could stand alone, got "none"; '
+                "give them a position_kernel"
+            )
+        # Without attention there is nothing to ask with or to be found by: values alone, and their gate.
+        streams = (1 if self.mechanism is NONE else 3) + (parts.gate != "none")
         self.qkv = nn.Linear(dim, streams * dim, bias=qkv_bias, device=device, dtype=dtype)
         self.position = self.residual = self.norm = None
         if parts.position_kernel:
@@ -108,7 +117,10 @@ class Attention(nn.Module):
         return self.mechanism.gain is not None
 
     def project(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys, values and, where there is one, the gate of tokens (B, N, C), each (B, N, H, D)."""
+        """Queries, keys, values and, where there is one, the gate of tokens (B, N, C), each (B, N, H, D).
+
+        Without attention there are neither queries nor keys.
+        """
         return self.qkv(x).unflatten(-1, (-1, self.num_heads, x.shape[-1] // self.num_heads)).unbind(2)
 
     def forward(
@@ -130,10 +142,14 @@ class Attention(nn.Module):
             mean: (B, C), what the local residual makes its kernels from; the mean of the tokens if None.
         """
         self._check(x, grid, rotary)
-        query, key, value, *gate = self.project(x)
-        out = ops.attention(query, key, value, self.mechanism, rotary=rotary, key_mask=key_mask).flatten(2)
-        if self.position is not None or self.residual is not None:
-            out = out + self._local(x, value.flatten(2), grid, key_mask, mean)
+        if self.mechanism is NONE:
+            value, *gate = self.project(x)
+            out = self._local(x, value.flatten(2), grid, key_mask, mean)
+        else:
+            query, key, value, *gate = self.project(x)
+            out = ops.attention(query, key, value, self.mechanism, rotary=rotary, key_mask=key_mask).flatten(2)
+            if self.position is not None or self.residual is not None:
+                out = out + self._local(x, value.flatten(2), grid, key_mask, mean)
         if self.norm is not None:
             out = self.norm(out)
         if gate:
@@ -165,5 +181,7 @@ class Attention(nn.Module):
 
     def extra_repr(self) -> str:
         """What `print` shows."""
+        if self.mechanism is NONE:
+            return f"no attention, num_heads={self.num_heads}"
         kind = "linear" if self.linear else "softmax, quadratic in tokens"
         return f"{self.mechanism.name} ({kind}), num_heads={self.num_heads}"

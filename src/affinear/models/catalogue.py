@@ -12,7 +12,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..layers import LocalResidual
+from ..layers import NONE, LocalResidual
 from ._pyramid import mechanisms_of
 
 SIZES = ("xtiny", "tiny", "small", "medium", "base", "large")
@@ -136,8 +136,9 @@ def stages_of(model: nn.Module) -> str:
 
 
 def _blocks(stage: nn.Module) -> str:
-    linear = [mechanism.gain is not None for mechanism in mechanisms_of(stage)]
-    counts = {"linear": sum(linear), "softmax": len(linear) - sum(linear)}
+    found = mechanisms_of(stage)
+    linear, none = sum(mechanism.gain is not None for mechanism in found), found.count(NONE)
+    counts = {"linear": linear - none, "softmax": len(found) - linear, "without attention": none}
     return " + ".join(f"{count} {kind}" for kind, count in counts.items() if count)
 
 

@@ -1,0 +1,77 @@
+"""A backbone and a head: a network that gives every pixel a class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..features import Features
+from .semantic_fpn import SemanticFPN
+from .upernet import FCN, UperNet
+
+HELPED = 2  # which map the helper of UperNet sees: that of stride 16
+HEADS = MappingProxyType({"semantic_fpn": SemanticFPN, "upernet": UperNet})
+
+
+class Segmenter(nn.Module):
+    """A class for every pixel: a timm network, and the head of this name on its maps.
+
+    Args:
+        model: The backbone's name, ours or another of timm's.
+        head: "semantic_fpn", or "upernet", which brings its helper.
+        num_classes: Classes.
+        masked: Whether padding is kept out of the backbone; see `Features`.
+        norms: Whether the backbone's maps end in a norm; None for what suits it.
+        pretrained: timm's own weights for the backbone.
+        model_args: Arguments of the backbone.
+
+    Raises:
+        ValueError: If there is no such head, or the backbone cannot be made.
+
+    Example:
+        >>> import torch
+        >>> from affinear.models.heads import Segmenter
+        >>> network = Segmenter("mavit_tiny", "semantic_fpn", num_classes=11).eval()
+        >>> [logits] = network(torch.randn(1, 3, 64, 96))
+        >>> logits.shape
+        torch.Size([1, 11, 16, 24])
+    """
+
+    def __init__(
+        self,
+        model: str,
+        head: str = "semantic_fpn",
+        num_classes: int = 150,
+        *,
+        masked: bool = True,
+        norms: bool | None = None,
+        pretrained: bool = False,
+        model_args: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        if head not in HEADS:
+            raise ValueError(f"head: expected one of {', '.join(HEADS)}, got {head!r}")
+        self.num_classes = num_classes
+        self.backbone = Features(model, masked=masked, norms=norms, pretrained=pretrained, model_args=model_args)
+        self.head = HEADS[head](self.backbone.channels, num_classes)
+        self.helper = FCN(self.backbone.channels[HELPED], num_classes) if head == "upernet" else None
+
+    def forward(self, images: Tensor, sizes: Sequence[tuple[int, int]] | None = None) -> list[Tensor]:
+        """Logits (B, num_classes, H / 4, W / 4); in training the helper's as well, where there is one.
+
+        Args:
+            images: (B, 3, H, W).
+            sizes: Rows and columns of each image in its place of the batch; None if there is no padding.
+        """
+        maps = self.backbone(images, sizes)
+        logits: list[Tensor] = [self.head(maps)]
+        if self.helper is not None and self.training:
+            logits.append(self.helper(maps[HELPED]))
+        return logits
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Whether training recomputes the backbone's activations instead of keeping them."""
+        self.backbone.set_grad_checkpointing(enable)
