@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import resource
 import shutil
 import signal
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from affinear.models.about import about
-from affinear.train import checkpoint
+from affinear.train import checkpoint, manifest
 from affinear.train.checkpoint import Position, Snapshot
 from affinear.train.faults import RunError, SaveError
 from affinear.train.records import EpochRecord
@@ -127,12 +128,84 @@ def test_a_limit_of_the_system_leaves_the_one_before(tmp_path: Path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.pt", "state.json"])
+FILES = ("weights.safetensors", "ema.safetensors", "optimizer.pt", "state.json")
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_a_damaged_one_is_named(tmp_path: Path, name: str):
     path = checkpoint.save(tmp_path, snapshot_of(1))
-    (path / name).write_bytes((path / name).read_bytes()[:20])
-    with pytest.raises(RunError, match=r"step-000000001 cannot be read"):
+    before = (path / name).read_bytes()
+    (path / name).write_bytes(before[:20])
+    with pytest.raises(RunError, match=rf"step-000000001 cannot be read: {name} has 20 bytes, not {len(before)}"):
         checkpoint.load(path)
+    place = random.randrange(8 * len(before))
+    flipped = bytearray(before)
+    flipped[place // 8] ^= 1 << place % 8
+    (path / name).write_bytes(flipped)
+    with pytest.raises(RunError, match=rf"{name} is not what was written: a bit of it has changed. Put back"):
+        checkpoint.load(path)
+    (path / name).unlink()
+    with pytest.raises(RunError, match=rf"{name} is missing"):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"files": {"a": 3}}', '{"files": 3}', "[" * 10**5])
+def test_a_damaged_manifest_is_named(tmp_path: Path, content: str):
+    path = checkpoint.save(tmp_path, snapshot_of(1))
+    (path / "manifest.json").write_text(content)
+    with pytest.raises(RunError, match=r"manifest\.json is damaged"):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", '{"step": 1, "epochs": [3], "skipped": []}', '{"step": "x", "epochs": [], "skipped": []}']
+)
+def test_a_state_of_other_types_is_named(tmp_path: Path, content: str):
+    path = checkpoint.save(tmp_path, snapshot_of(1))
+    (path / "state.json").write_text(content)
+    manifest.write(path)
+    with pytest.raises(RunError, match="step-000000001 cannot be read"):
+        checkpoint.load(path)
+
+
+def test_the_one_before_stays_until_the_next_is_proven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    checkpoint.save(tmp_path, snapshot_of(1))
+    monkeypatch.setattr(checkpoint, "_to_disk", lambda path: _flip(path) if path.name == "ema.safetensors" else None)
+    with pytest.raises(SaveError, match=r"does not give back what it was given: ema.*step 1 is intact"):
+        checkpoint.save(tmp_path, snapshot_of(2))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_where_another_is_left_the_way_to_it_is_told(tmp_path: Path):
+    first = checkpoint.save(tmp_path, snapshot_of(1))
+    shutil.copytree(first, tmp_path / "kept")
+    second = checkpoint.save(tmp_path, snapshot_of(2))
+    (tmp_path / "kept").rename(first)
+    _flip(second / "optimizer.pt")
+    with pytest.raises(RunError, match="Remove it to go on from step-000000001"):
+        checkpoint.load(second)
+
+
+def test_weights_know_their_own_bytes(tmp_path: Path):
+    path = tmp_path / "best.safetensors"
+    checkpoint.save_weights(path, {"a": torch.randn(5)}, {"model": "mavit_tiny"})
+    checkpoint.check_weights(tmp_path, path.name, "the best weights")
+    content = path.read_bytes()
+    for place in (random.randrange(len(content) - 20, len(content)), content.index(b"mavit") + 1):
+        changed = bytearray(content)
+        changed[place] ^= 2
+        path.write_bytes(changed)
+        with pytest.raises(RunError, match="holds the best weights, but a bit of it has changed"):
+            checkpoint.check_weights(tmp_path, path.name, "the best weights")
+    path.unlink()
+    with pytest.raises(RunError, match=r"it is not there any more\. Put back a copy"):
+        checkpoint.check_weights(tmp_path, path.name, "the best weights")
 
 
 def test_code_in_a_checkpoint_is_not_run(tmp_path: Path):
@@ -143,7 +216,8 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path):
             return (os.mkdir, (str(tmp_path / "trapped"),))
 
     torch.save({"optimizer": Trap()}, path / "optimizer.pt")
-    with pytest.raises(RunError, match="cannot be read"):
+    manifest.write(path)
+    with pytest.raises(RunError, match="cannot be read: Weights only load failed"):
         checkpoint.load(path)
     assert not (tmp_path / "trapped").exists()
 

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from affinear.tasks.classify.data import ArraySource, Images
-from affinear.train import Interrupted, Progress, Run, checkpoint, curves, recipe_for, signals, train
+from affinear.train import Interrupted, Progress, Run, checkpoint, curves, manifest, recipe_for, signals, train
 from affinear.train.records import read_log
 
 MODEL = "mavit_tiny"  # has batch norms, whose statistics have to come back too
@@ -206,6 +206,7 @@ def test_weights_of_another_network_in_a_checkpoint_are_refused(tmp_path: Path, 
     (found / checkpoint.WEIGHTS).write_bytes(
         checkpoint.to_bytes({name: tensor for name, tensor in taken.weights.items() if "stem" not in name})
     )
+    manifest.write(found)
     with pytest.raises(Exception, match="The checkpoint is of another network"):
         train(torn, images=images)
 

@@ -26,6 +26,7 @@ from affinear.lens.watching import watch
 from ..tasks.classify import trunk  # registers its names with timm
 from ..tasks.classify.data import ArraySource, CorruptImage, Images, Source, as_tensor, open_data
 from ..tasks.classify.evaluate import Trained, load_trained
+from ..tasks.classify.images import Digest, mark_of
 from ..tasks.classify.variants import ROTARY, NormedQueries, variant
 from ..train.engine import Run, train
 from ..train.faults import Interrupted
@@ -336,6 +337,11 @@ class Chosen:
     def path(self, index: int) -> str:
         """What the image is called."""
         return self.source.path(self.numbers[index])
+
+    def mark(self, digest: Digest) -> None:
+        """All of the source, and which of it."""
+        mark_of(self.source, digest)
+        digest.update(str(self.numbers).encode())
 
 
 def first_of(images: Images, limit: int | None) -> Images:

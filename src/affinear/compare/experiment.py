@@ -15,6 +15,7 @@ import torch
 from affinear.bench import machine
 from affinear.lens.files import place
 from affinear.models import making
+from affinear.models.about import read_object
 
 from ..tasks.classify import trunk
 from ..tasks.classify.data import ArraySource, Images, open_data
@@ -246,8 +247,8 @@ def enter(plan: Comparison) -> None:
     path, about = plan.output / PLAN, plan.about()
     if path.is_file():
         try:
-            before = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+            before = read_object(path.read_text(encoding="utf-8"), PLAN)
+        except (OSError, ValueError) as error:
             raise ValueError(f"output: {path} cannot be read ({error}); give another folder") from None
         found = differences(before, about)
         if found:

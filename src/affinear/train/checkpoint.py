@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import pickle
 import re
 import shutil
 from collections.abc import Mapping
@@ -20,6 +19,10 @@ from safetensors.torch import save as to_bytes  # a file that safetensors writes
 from torch import Tensor
 
 from .. import __version__
+from ..models.about import read_object
+from ..models.making import short
+from ..models.sealing import broken, sealed
+from . import manifest
 from .faults import RunError, SaveError
 from .records import EpochRecord
 
@@ -71,10 +74,10 @@ class Snapshot:
 
 
 def save(folder: Path, snapshot: Snapshot) -> Path:
-    """Write a checkpoint beside the ones that are there, and remove those once it is whole.
+    """Write a checkpoint beside the ones that are there, and remove those once it is proven.
 
-    It is written under a temporary name and renamed, so that a power cut, a kill or a full disk at any moment leaves
-    one that can be loaded.
+    It is written under a temporary name, read back, compared with its checksums and renamed, so that a power cut, a
+    kill, a full or a failing disk at any moment leaves one that can be loaded.
 
     Returns:
         The checkpoint's folder.
@@ -90,6 +93,9 @@ def save(folder: Path, snapshot: Snapshot) -> Path:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
         _write(part, snapshot)
+        wrong = manifest.fault(part, from_disk=True)
+        if wrong:
+            raise OSError(f"the disk does not give back what it was given: {wrong}")
         os.replace(part, final)
         _to_disk(folder)
     except (OSError, SafetensorError, RuntimeError) as error:
@@ -116,21 +122,18 @@ def load(checkpoint: Path) -> Snapshot:
         RunError: If a file is missing or damaged.
     """
     try:
-        told = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
-        epochs = tuple(EpochRecord(**record) for record in told.pop("epochs"))
+        wrong = manifest.fault(checkpoint)
+        if wrong:
+            raise ValueError(wrong)
         average = checkpoint / AVERAGE
-        skipped = tuple((half, index) for half, index in told.pop("skipped"))
         return Snapshot(
-            Position(**told, epochs=epochs, skipped=skipped),
+            _position((checkpoint / STATE).read_text(encoding="utf-8")),
             load_file(checkpoint / WEIGHTS),
             load_file(average) if average.is_file() else None,
             torch.load(checkpoint / OPTIMIZER, map_location="cpu", weights_only=True),
         )
-    except (OSError, SafetensorError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError, TypeError) as error:
-        raise RunError(
-            f"The checkpoint {checkpoint} cannot be read: {why(error)}. Put back a whole copy of it, or begin anew "
-            "with another --output."
-        ) from None
+    except Exception as error:  # files that anybody may have changed make their readers raise nearly anything
+        raise RunError(f"The checkpoint {checkpoint} cannot be read: {why(error)}. {_way_out(checkpoint)}") from None
 
 
 def save_weights(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
@@ -142,12 +145,25 @@ def save_weights(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, 
     draft = path.with_name(path.name + PART)
     try:
         told = {"format": "pt", "affinear": __version__, "about": json.dumps(about)}
-        draft.write_bytes(to_bytes(_plain(tensors), told))
+        draft.write_bytes(sealed(_plain(tensors), told))
         _to_disk(draft)
         os.replace(draft, path)
     except (OSError, SafetensorError, RuntimeError) as error:
         draft.unlink(missing_ok=True)
         raise SaveError(f"The weights could not be saved to {path}: {why(error)}.") from None
+
+
+def check_weights(folder: Path, name: str, what: str) -> None:
+    """Raise RunError if a file of weights that a run announces is not there any more, or not what was written."""
+    path = folder / name
+    try:
+        wrong = "a bit of it has changed" if broken(path) else ""
+    except FileNotFoundError:
+        wrong = "it is not there any more"
+    except (OSError, ValueError) as error:
+        wrong = f"it cannot be read ({why(error)})"
+    if wrong:
+        raise RunError(f"{path} holds {what}, but {wrong}. Put back a copy of it, or begin anew with another --output.")
 
 
 def why(error: BaseException) -> str:
@@ -172,6 +188,7 @@ def _write(part: Path, snapshot: Snapshot) -> None:
         (part / AVERAGE).write_bytes(to_bytes(_plain(snapshot.average)))
     torch.save(snapshot.rest, part / OPTIMIZER)
     (part / STATE).write_text(json.dumps(asdict(snapshot.position), indent=2), encoding="utf-8")
+    manifest.write(part)
     for path in (*part.iterdir(), part):
         _to_disk(path)
 
@@ -195,6 +212,26 @@ def _found(folder: Path) -> dict[int, Path]:
     if not folder.is_dir():
         return {}
     return {int(match[1]): path for path in folder.iterdir() if (match := NAME.fullmatch(path.name)) and path.is_dir()}
+
+
+def _position(text: str) -> Position:
+    told = read_object(text, STATE)
+    epochs = tuple(EpochRecord(**record) for record in told.pop("epochs"))
+    skipped = tuple((half, index) for half, index in told.pop("skipped"))
+    found = Position(**told, epochs=epochs, skipped=skipped)
+    counts = (found.step, found.best_epoch, *(number for record in epochs for number in (record.epoch, record.step)))
+    if any(type(count) is not int or count < 0 for count in counts):
+        raise ValueError(f"{STATE}: expected whole numbers of steps and epochs, got {short(counts)}")
+    if any(type(number) not in (int, float) for number in (found.best, found.loss_sum, found.seconds)):
+        raise ValueError(f"{STATE}: expected numbers as best, loss_sum and seconds")
+    return found
+
+
+def _way_out(checkpoint: Path) -> str:
+    others = [path for _, path in sorted(_found(checkpoint.parent).items()) if path != checkpoint]
+    if others:
+        return f"Remove it to go on from {others[-1].name}, or put back a whole copy of it."
+    return "Put back a whole copy of it, or begin anew with another --output."
 
 
 def _left(folder: Path) -> str:

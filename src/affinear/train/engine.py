@@ -20,6 +20,7 @@ from accelerate.utils import gather_object
 from safetensors.torch import save_file
 from torch import nn
 
+from ..models.sealing import broken
 from ..tasks.classify import network as networks
 from ..tasks.classify.data import Images, open_data, ready
 from ..tasks.classify.evaluate import Score, score
@@ -144,6 +145,8 @@ def train(
         if accelerator.is_main_process and found is None:
             folder.describe(run.output, about, accelerator.device, accelerator.num_processes)
         position = Position() if found is None else load_into(kit, checkpoint.load(found))
+        if position.best_epoch:
+            checkpoint.check_weights(run.output, checkpoint.BEST, f"the best weights, of epoch {position.best_epoch}")
         listener = progress if progress is not None and accelerator.is_main_process else Progress()
         trainer = _Trainer(run, about, images, kit, position, listener, wish)
         try:
@@ -365,7 +368,12 @@ class _Trainer:
         return f"A smaller lr, a longer warm-up, clip_grad, or precision 'no' where it is 'fp16', may help.{last}"
 
     def _is_finished(self) -> bool:
-        return all((self._run.output / name).is_file() for name in (checkpoint.LAST, curves.NAME))
+        output = self._run.output
+        return (
+            (output / curves.NAME).is_file()
+            and (output / checkpoint.LAST).is_file()
+            and not broken(output / checkpoint.LAST)
+        )
 
     def _finish(self) -> None:
         self._export(checkpoint.LAST, self._kit.network, self._kit.recipe.epochs, self._position.epochs[-1].top1)
@@ -410,6 +418,7 @@ def _about(run: Run, recipe: Recipe, images: Images) -> dict[str, Any]:
         "data": images.name,
         "train_images": len(images.train),
         "test_images": len(images.test),
+        "fingerprint": images.fingerprint,
         "class_names": list(images.class_names),
         "channels": networks.channels_of(run.model_args, images),
         "weights": None if run.weights is None else str(run.weights),

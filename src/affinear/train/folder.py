@@ -9,13 +9,15 @@ import uuid
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from affinear.bench import machine
 from affinear.lens.files import place
 
+from ..models.about import read_object
+from ..models.making import short
 from .checkpoint import BEST, LAST, latest, why
 from .faults import OtherRun, SaveError
 from .ownership import OWNER
@@ -78,9 +80,9 @@ def read(folder: Path) -> dict[str, Any]:
         OtherRun: If it is damaged.
     """
     try:
-        return json.loads((folder / RUN).read_text(encoding="utf-8"))
+        return read_object((folder / RUN).read_text(encoding="utf-8"), RUN)
     except (OSError, ValueError) as error:
-        raise OtherRun(f"{folder / RUN} cannot be read ({error}). Give --output another folder.") from None
+        raise OtherRun(f"{folder / RUN} cannot be read ({why(error)}). Give --output another folder.") from None
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -91,9 +93,14 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         >>> differences(one, {"model": "b", "recipe": {"lr": 1, "workers": 0}})
         ["model is 'a' there and 'b' now"]
     """
+    if "fingerprint" in now and before.get("fingerprint") != now["fingerprint"]:
+        now = {name: value for name, value in now.items() if name != "fingerprint"}
+        told = differences(before, now)
+        return told or ["the data is not the same: names, sizes or classes of its samples have changed"]
     now = json.loads(json.dumps(now))  # as it would come out of the file
     told = [_told(name, before.get(name), now[name]) for name in now if name != "recipe"]
-    old, new = before.get("recipe", {}), now.get("recipe", {})
+    old, new = before.get("recipe"), now.get("recipe", {})
+    old = cast("dict[str, Any]", old) if isinstance(old, dict) else {}
     told += [_told(f"recipe.{name}", old.get(name), new[name]) for name in new if name not in FREE]
     return [sentence for sentence in told if sentence]
 
@@ -113,14 +120,14 @@ def _told(name: str, before: Any, now: Any) -> str:
         return ""
     if isinstance(before, list) and isinstance(now, list):
         return f"{name}: {_lists(before, now)}"
-    return f"{name} is {before!r} there and {now!r} now"
+    return f"{name} is {short(before)} there and {short(now)} now"
 
 
 def _lists(before: list[Any], now: list[Any]) -> str:
     if len(before) != len(now):
         return f"{len(before)} there and {len(now)} now"
     number = next(i for i, (one, other) in enumerate(zip(before, now, strict=True)) if one != other)
-    return f"number {number} is {before[number]!r} there and {now[number]!r} now"
+    return f"number {number} is {short(before[number])} there and {short(now[number])} now"
 
 
 def _is_draft(name: str) -> bool:

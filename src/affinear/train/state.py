@@ -33,8 +33,8 @@ def load_into(kit: Kit, taken: Snapshot) -> Position:
     """
     try:
         _load(kit, taken)
-    except (RuntimeError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[-1].strip()
+    except Exception as error:  # what a checkpoint holds, anybody may have written
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
         raise OtherRun(f"The checkpoint is of another network or recipe: {reason}") from None
     kit.schedule.step_update(taken.position.step)
     kit.skipped.absorb(taken.position.skipped)
@@ -57,5 +57,7 @@ def _load(kit: Kit, taken: Snapshot) -> None:
         kit.optimizer.optimizer.load_state_dict(optimizer)
     if kit.accelerator.scaler is not None and taken.rest["scaler"] is not None:
         kit.accelerator.scaler.load_state_dict(taken.rest["scaler"])
+    if (kit.average is None) != (taken.average is None):
+        raise ValueError("one has averaged weights and the other has not")
     if kit.average is not None and taken.average is not None:
         kit.average.module.load_state_dict(taken.average)

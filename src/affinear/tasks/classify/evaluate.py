@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch.nn import functional as F
 from ...models.about import About, about
 from ...models.checkpoints import read, room_for, shape_of_ends
 from ...models.making import make, outline, takes
+from ...models.sealing import broken
 from ...train.checkpoint import BEST
 from ...train.devices import accelerated
 from ...train.recipe import Recipe
@@ -139,6 +139,8 @@ def load_trained(
         return _foreign(path, model, model_args or {}, image_size)
     if model is not None and model != told.model:
         raise ValueError(f"{path}: these weights are of {told.model}, not of {model}")
+    if broken(path):
+        raise ValueError(f"{path}: the file is not what was written: a bit of it has changed; get a whole copy of it")
     tensors = read(path).tensors
     recipe = _recipe(told, path)
     made = networks.create(
@@ -248,6 +250,5 @@ def _absence(source: Path) -> str:
     if not source.exists():
         return "nothing of that name"
     if (source / RUN).is_file():
-        told = json.loads((source / RUN).read_text(encoding="utf-8"))
-        return f"a run of {told.get('model')} that has no {BEST} yet"
+        return f"a run that has no {BEST} yet"
     return f"a folder without {BEST}"

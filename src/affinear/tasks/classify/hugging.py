@@ -8,7 +8,7 @@ from typing import Any
 from PIL import Image
 
 from ..images.reading import CorruptImage, decode
-from .images import Images
+from .images import Digest, Images
 from .splits import pick
 
 
@@ -42,6 +42,10 @@ class HuggingSource:
         except TypeError:  # an empty entry
             name = None
         return str(name or f"{self.folder} {self.split} image {index}")
+
+    def mark(self, digest: Digest) -> None:
+        """The class of each image; the images themselves would have to be decoded."""
+        digest.update(" ".join(map(str, self.reader.dataset["label"])).encode())
 
 
 def read(folder: Path) -> Images:

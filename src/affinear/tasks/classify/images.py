@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,33 @@ class Source(Protocol):
         ...
 
 
+@runtime_checkable
+class Marked(Protocol):
+    """A source that can tell what is in it without decoding an image."""
+
+    def mark(self, digest: Digest) -> None:
+        """Let names, sizes and classes of all images flow into a checksum."""
+        ...
+
+
+class Digest(Protocol):
+    """What takes bytes, such as one of hashlib's."""
+
+    def update(self, data: Any, /) -> None:
+        """Take some more."""
+        ...
+
+
+def mark_of(source: Source, digest: Digest) -> None:
+    """Let a source flow into a checksum; of one that cannot tell, names and number of its images."""
+    digest.update(f"{len(source)}\n".encode())
+    if isinstance(source, Marked):
+        source.mark(digest)
+    else:
+        for index in range(len(source)):
+            digest.update(f"{source.path(index)}\n".encode("utf-8", "surrogateescape"))
+
+
 @dataclass(frozen=True)
 class Images:
     """Both halves of a data set.
@@ -49,6 +77,14 @@ class Images:
     class_names: tuple[str, ...]
     size: tuple[int, int] | None
     channels: int
+
+    @property
+    def fingerprint(self) -> str:
+        """A few letters that are others for other images or classes: names and sizes of files, or their very bytes."""
+        digest = hashlib.sha256("\n".join(self.class_names).encode("utf-8", "surrogateescape"))
+        for half in (self.train, self.test):
+            mark_of(half, digest)
+        return digest.hexdigest()[:32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +112,12 @@ class ArraySource:
     def path(self, index: int) -> str:
         """Its number, since it has no file of its own."""
         return f"{self.name} image {index}"
+
+    def mark(self, digest: Digest) -> None:
+        """All bytes, since they are at hand."""
+        digest.update(str(self.pixels.shape).encode())
+        digest.update(np.ascontiguousarray(self.pixels))
+        digest.update(np.ascontiguousarray(self.labels))
 
 
 def in_memory(

@@ -24,7 +24,7 @@ from PIL import Image
 
 from ..images.reading import CorruptImage, decode
 from .folder import natural
-from .images import Images
+from .images import Digest, Images
 from .splits import pick
 
 INFO = ("_info.json", "info.json")
@@ -98,6 +98,14 @@ class ShardSource:
     def path(self, index: int) -> str:
         """Its shard, and the stem of its files there."""
         return f"{self.shards[int(self.places[0, index])]}:{self.keys[index]}"
+
+    def mark(self, digest: Digest) -> None:
+        """Names, places, sizes and classes of the samples, and the names of the shards."""
+        digest.update(
+            "\n".join((*(shard.name for shard in self.shards), *self.keys)).encode("utf-8", "surrogateescape")
+        )
+        digest.update(np.ascontiguousarray(self.places))
+        digest.update(np.ascontiguousarray(self.labels))
 
 
 def read(folder: Path) -> Images:
