@@ -1,0 +1,73 @@
+"""What the levels of a pyramid show in regions of an image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torchvision.ops import roi_align
+
+CANONICAL = 224.0  # side of a region that is looked up at stride 16, as the pyramid's paper has it
+
+
+class RegionPool(nn.Module):
+    """RoIAlign from the level that fits a region's size.
+
+    Args:
+        size: Side of the pooled maps.
+        strides: Of the levels that are pooled from, the finest first.
+        sampling: Points in a bin along each side; 0 for as many as it has pixels.
+        aligned: Whether a pixel's value is taken to be at its middle.
+    """
+
+    def __init__(self, size: int, strides: Sequence[int], sampling: int, aligned: bool) -> None:
+        super().__init__()
+        self.size, self.strides = size, tuple(strides)
+        self.sampling, self.aligned = sampling, aligned
+
+    def forward(self, features: dict[str, Tensor], boxes: list[Tensor], sizes: list[tuple[int, int]]) -> Tensor:
+        """Maps (regions, C, size, size) of all regions.
+
+        Args:
+            features: Levels by name, the finest first; coarser ones than are pooled from are left out.
+            boxes: Left, top, right and bottom of the regions of each image.
+            sizes: Height and width of each image.
+        """
+        levels = list(features.values())[: len(self.strides)]
+        every = torch.cat(boxes)
+        number = torch.cat([torch.full_like(one[:, :1], i) for i, one in enumerate(boxes)])
+        regions = torch.cat((number, every), dim=1)
+        chosen = self.level(every)
+        out = levels[0].new_zeros(len(every), levels[0].shape[1], self.size, self.size)
+        for i, (level, stride) in enumerate(zip(levels, self.strides, strict=True)):
+            mine = torch.where(chosen == i)[0]
+            level = bordered(level, sizes, stride)
+            pooled = roi_align(level, regions[mine], self.size, 1 / stride, self.sampling or -1, self.aligned)
+            out = out.index_copy(0, mine, pooled.to(out.dtype))
+        return out
+
+    def level(self, boxes: Tensor) -> Tensor:
+        """Which level each box (N, 4) is looked up in, (N,)."""
+        side = ((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])).sqrt()
+        first = torch.log2(torch.tensor(float(self.strides[0]), device=boxes.device))
+        return torch.floor(4 + torch.log2(side / CANONICAL) + 1e-6 - first).clamp(0, len(self.strides) - 1).long()
+
+
+def bordered(level: Tensor, sizes: Sequence[tuple[int, int]], stride: int) -> Tensor:
+    """A map whose last row and column of image go on once more into the padding.
+
+    A point near the border lies between the last place and the next. Alone, an image has no next place and its last
+    one counts twice; this makes it so beside larger images, too.
+    """
+    height, width = level.shape[-2:]
+    rows = [-(-size[0] // stride) for size in sizes]
+    columns = [-(-size[1] // stride) for size in sizes]
+    for dim, last, side in ((2, rows, height), (3, columns, width)):
+        if all(one >= side for one in last):
+            continue
+        place = torch.arange(side, device=level.device)
+        here = place == torch.tensor(last, device=level.device)[:, None]
+        here = here[:, None, :, None] if dim == 2 else here[:, None, None, :]
+        level = torch.where(here, level.roll(1, dim), level)
+    return level
