@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -147,14 +149,28 @@ class Attention(nn.Module):
             out = self._local(x, value.flatten(2), grid, key_mask, mean)
         else:
             query, key, value, *gate = self.project(x)
-            out = ops.attention(query, key, value, self.mechanism, rotary=rotary, key_mask=key_mask).flatten(2)
+            answer = self._start(query, key, value, rotary, key_mask)
+            local = None
             if self.position is not None or self.residual is not None:
-                out = out + self._local(x, value.flatten(2), grid, key_mask, mean)
+                local = self._local(x, value.flatten(2), grid, key_mask, mean)
+            out = answer().flatten(2)
+            out = out if local is None else out + local
         if self.norm is not None:
             out = self.norm(out)
         if gate:
             out = out * (F.silu(gate[0]) if self.parts.gate == "silu" else gate[0]).flatten(2)
         return self.proj_drop(self.proj(out))
+
+    def _start(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rotary: tuple[Tensor, Tensor] | None,
+        key_mask: Tensor | None,
+    ) -> Callable[[], Tensor]:
+        """The answers, to be asked for once the convolutions are done: over many devices, states travel meanwhile."""
+        return partial(ops.attention, query, key, value, mechanism=self.mechanism, rotary=rotary, key_mask=key_mask)
 
     def _local(
         self, x: Tensor, value: Tensor, grid: tuple[int, int], key_mask: Tensor | None, mean: Tensor | None

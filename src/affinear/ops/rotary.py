@@ -39,7 +39,13 @@ def rotary_1d(
 
 
 def rotary_2d(
-    height: int, width: int, dim: int, *, base: float = 10000.0, device: torch.device | str | None = None
+    height: int,
+    width: int,
+    dim: int,
+    *,
+    base: float = 10000.0,
+    offset: int = 0,
+    device: torch.device | str | None = None,
 ) -> Rotary:
     """Axial tables for a grid read row by row, as MAViT and NaLaFormer use them.
 
@@ -51,6 +57,7 @@ def rotary_2d(
         width: Columns of the grid.
         dim: Head width D, a multiple of four.
         base: The slowest frequency is 1 / base.
+        offset: First row, for a strip of a taller grid.
         device: Where the tables live.
 
     Returns:
@@ -65,7 +72,7 @@ def rotary_2d(
     _check_width("dim", dim, multiple=4)
     exponent = torch.linspace(0, 1, dim // 4, device=device, dtype=torch.float64)
     frequency = base**-exponent
-    row = torch.outer(torch.arange(height, device=device, dtype=torch.float64), frequency)
+    row = torch.outer(torch.arange(offset, offset + height, device=device, dtype=torch.float64), frequency)
     column = torch.outer(torch.arange(width, device=device, dtype=torch.float64), frequency)
     angle = torch.cat((row[:, None].expand(-1, width, -1), column.expand(height, -1, -1)), dim=-1)
     return _tables(angle.flatten(0, 1))

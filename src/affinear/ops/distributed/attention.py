@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from ..state import State, merge
 from ..tracing import is_compiling
 from .dtensors import layout_of, local
 from .group import Mesh, agree, all_lengths, group_of
-from .merging import all_reduce, before
+from .merging import all_reduce, before, start_all_reduce
 from .packed import Plan, plan
 
 
@@ -29,15 +30,15 @@ class Call:
     """What an attention over a mesh is asked for, as `affinear.attention` has it, but for the tokens."""
 
     mechanism: Mechanism
-    scale: float | None
-    causal: bool
-    key_mask: Tensor | None
-    cu_seqlens_q: Tensor | None
-    cu_seqlens_k: Tensor | None
-    rotary: Rotary | None
-    initial_state: State | None
-    return_state: bool
-    backend: str
+    scale: float | None = None
+    causal: bool = False
+    key_mask: Tensor | None = None
+    cu_seqlens_q: Tensor | None = None
+    cu_seqlens_k: Tensor | None = None
+    rotary: Rotary | None = None
+    initial_state: State | None = None
+    return_state: bool = False
+    backend: str = "auto"
 
     def summarize(self, key: Tensor, value: Tensor, **given: Any) -> State:
         """The state of tokens of this rank."""
@@ -96,22 +97,40 @@ def _spread(call: Call) -> dict[str, Any]:
 def _over_group(
     query: Tensor, key: Tensor, value: Tensor, call: Call, group: dist.ProcessGroup
 ) -> Tensor | tuple[Tensor, State]:
+    if call.cu_seqlens_q is None and call.cu_seqlens_k is None and not call.causal:
+        out, whole = start_attention(query, key, value, call, group)()
+        return (out, whole) if call.return_state else out
+    _check(query, key, value, call, group)
+    if call.cu_seqlens_q is not None or call.cu_seqlens_k is not None:
+        return _packed(query, key, value, call, group)
+    own = call.summarize(key, value, key_mask=call.key_mask, rotary=call.rotary)
+    start = _after(call.initial_state, before(own, group))
+    out = attention_here(query, key, value, **_spread(replace(call, initial_state=start, return_state=False)))
+    return (out, _after(call.initial_state, all_reduce(own, group))) if call.return_state else out
+
+
+def start_attention(
+    query: Tensor, key: Tensor, value: Tensor, call: Call, group: dist.ProcessGroup
+) -> Callable[[], tuple[Tensor, State]]:
+    """Full attention in two halves: the states are sent off now, the answers made when they are asked for."""
+    _check(query, key, value, call, group)
+    pending = start_all_reduce(call.summarize(key, value, key_mask=call.key_mask, rotary=call.rotary), group)
+
+    def finish() -> tuple[Tensor, State]:
+        whole = _after(call.initial_state, pending.wait())
+        return attend_here(query, whole, scale=call.scale, rotary=call.rotary, backend=call.backend), whole
+
+    return finish
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, call: Call, group: dist.ProcessGroup) -> None:
+    """What is wrong on this rank, and then what is different on others."""
     check.check_mesh_has_state(call.mechanism)
     check.check_keys_and_values(key, value)
     check.check_query(query, key)
     check.check_scale(call.scale)
     check.check_causal(query, key, call.causal)
     _agree("attention", query, key, value, call, group)
-    if call.cu_seqlens_q is not None or call.cu_seqlens_k is not None:
-        return _packed(query, key, value, call, group)
-    own = call.summarize(key, value, key_mask=call.key_mask, rotary=call.rotary)
-    if not call.causal:
-        whole = _after(call.initial_state, all_reduce(own, group))
-        out = attend_here(query, whole, scale=call.scale, rotary=call.rotary, backend=call.backend)
-        return (out, whole) if call.return_state else out
-    start = _after(call.initial_state, before(own, group))
-    out = attention_here(query, key, value, **_spread(replace(call, initial_state=start, return_state=False)))
-    return (out, _after(call.initial_state, all_reduce(own, group))) if call.return_state else out
 
 
 def _after(initial: State | None, state: State) -> State:
