@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 import pickle
 import sys
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -218,3 +221,52 @@ def test_relative_positions_are_resized():
     released.load(large, small.state_dict())
     table = large.state_dict()["stages.3.blocks.0.attn.relative_position_bias_table"]
     assert table.shape == (81, 8)
+
+
+ODD: dict[str, Callable[[], Tensor]] = {
+    "a sparse one": lambda: torch.eye(4).to_sparse(),
+    "a quantised one": lambda: torch.quantize_per_tensor(torch.eye(4), 0.1, 0, torch.qint8),
+    "one without content": lambda: torch.empty(4, device="meta"),
+    "one of torch.complex64": lambda: torch.eye(4, dtype=torch.complex64),
+    "one that is larger than its bytes": lambda: torch.zeros(1).expand(10**10),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's about its own quantised tensors
+@pytest.mark.parametrize("kind", ODD)
+def test_tensors_that_are_no_plain_numbers_are_named(tmp_path: Path, kind: str):
+    torch.save({"model": {"head.weight": ODD[kind]()}}, tmp_path / "a.pth")
+    with pytest.raises(ValueError, match=f"a.pth: 'head.weight': expected a plain tensor of numbers, got {kind}"):
+        checkpoints.read(tmp_path / "a.pth")
+
+
+def test_names_that_are_none_are_named(tmp_path: Path):
+    torch.save({3: torch.zeros(1), "a": torch.zeros(1)}, tmp_path / "a.pth")
+    with pytest.raises(ValueError, match=r"a.pth: expected names of tensors, got 3"):
+        checkpoints.read(tmp_path / "a.pth")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path, value: float):
+    tensor = torch.randn(5)
+    tensor[3] = value
+    save_file({"a": torch.zeros(1), "b": tensor}, tmp_path / "a.safetensors")
+    with pytest.raises(ValueError, match="b: expected finite numbers, got 1 of 5 that are NaN or infinite"):
+        checkpoints.convert(tmp_path / "a.safetensors", "mavit_tiny")
+
+
+def test_whole_numbers_and_scalars_in_place_of_weights_are_named(tmp_path: Path):
+    state = timm.create_model("inline_deit_tiny", depth=1).state_dict()
+    for changed in ({"head.weight": torch.tensor(3.0)}, {"head.weight": torch.zeros(1000, 192, dtype=torch.int64)}):
+        torch.save({**state, **changed}, tmp_path / "a.pth")
+        with pytest.raises(ValueError, match=r"head\.weight"):
+            checkpoints.convert(tmp_path / "a.pth", "inline_deit_tiny")
+
+
+def test_an_archive_that_unpacks_to_more_than_it_is_is_refused(tmp_path: Path):
+    torch.save({"a": torch.zeros(10**6)}, tmp_path / "stored.pth")
+    with zipfile.ZipFile(tmp_path / "stored.pth") as stored, zipfile.ZipFile(tmp_path / "a.pth", "w") as packed:
+        for entry in stored.infolist():
+            packed.writestr(entry.filename, stored.read(entry), zipfile.ZIP_DEFLATED)
+    with pytest.raises(ValueError, match="packed, which torch does not do"):
+        checkpoints.read(tmp_path / "a.pth")

@@ -146,7 +146,7 @@ class Outcome:
         """The outcome that a cell wrote; None if it is not there, not whole, or says that the cell failed."""
         try:
             told = json.loads(path.read_text(encoding="utf-8"))
-            if told["error"]:
+            if told["error"] or not _plain(told):
                 return None
             curve = tuple(EpochRecord(**record) for record in told.pop("curve"))
             attention = told.pop("attention")
@@ -155,8 +155,22 @@ class Outcome:
                 for one in attention.pop("maps")
             )
             return Outcome(**told, curve=curve, attention=Attention(**attention, maps=maps))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
+
+
+def _plain(told: Mapping[str, Any]) -> bool:
+    """Whether a file that anybody may have changed has numbers where an outcome has them."""
+    numbers = (told["top1"], told["images_per_second"], told["seconds"])
+    counts = (told["seed"], told["parameters"], told["step_memory"])
+    curve = [value for record in told["curve"] for value in record.values() if value is not None]
+    maps = [value for one in told["attention"]["maps"] for value in (*one["grid"], *one["weights"], one["query"])]
+    measured = [value for name, value in told["attention"].items() if name != "maps" and value is not None]
+    return (
+        all(type(number) in (int, float) for number in (*numbers, *curve, *maps, *measured))
+        and all(type(count) is int and count >= 0 for count in counts)
+        and all(isinstance(one["layer"], str) for one in told["attention"]["maps"])
+    )
 
 
 class Listener(Progress):

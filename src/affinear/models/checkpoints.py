@@ -15,18 +15,19 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from .. import __version__
 from . import released
 from .catalogue import names
-from .making import make, outline
+from .making import make, outline, short
 
 NESTS = ("model", "state_dict", "model_ema", "state_dict_ema")
 # Harmless things that training programs save beside the weights; a dict of theirs is read as one of ours.
 HARMLESS = (argparse.Namespace, (OrderedDict, "yacs.config.CfgNode"))
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+NUMBERS = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 PREFIXES = ("module.", "_orig_mod.")  # what DistributedDataParallel and torch.compile put before every name
 
 
@@ -109,20 +110,28 @@ def check_name(name: str) -> None:
 
 def shape_of_ends(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, int]:
     """Image channels and classes of a checkpoint, as far as its first and last layer can be found."""
-    ours = released.translate(tensors, model)
+    ours = _translated(tensors, model)
     config: dict[str, Any] = model.pretrained_cfg  # pyright: ignore[reportAssignmentType]
     first, last = ours.get(f"{config['first_conv']}.weight"), ours.get(f"{config['classifier']}.weight")
     found = {}
     if first is not None and first.ndim == 4:
         found["in_chans"] = first.shape[1]
-    if last is not None:
+    if last is not None and last.ndim >= 1:
         found["num_classes"] = last.shape[0]
     return found
 
 
+def _translated(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    try:
+        return released.translate(tensors, model)
+    except (RuntimeError, IndexError, ValueError) as error:  # shapes that no release has
+        said = str(error).partition("\n")[0]
+        raise ValueError(f"these weights are of another network than {type(model).__name__}: {said}") from None
+
+
 def room_for(tensors: Mapping[str, Tensor]) -> int:
     """How many numbers a network may have that these weights are for: theirs, and tables that are not saved."""
-    return 16 * sum(tensor.numel() for tensor in tensors.values()) + 2**26
+    return 16 * sum(tensor.numel() for tensor in tensors.values()) + 2**26  # as none of them is larger than its bytes
 
 
 def read(path: Path, nest: str | None = None) -> Weights:
@@ -141,8 +150,11 @@ def read(path: Path, nest: str | None = None) -> Weights:
         nest = nests[0] if nests else ""
     elif nest not in nests:
         raise ValueError(f"nest: {path.name} has weights under {', '.join(nests) or 'no name'}, not under {nest!r}")
-    inner = cast("Mapping[str, Any]", content[nest] if nest else content)
-    tensors = {_bare(name): tensor for name, tensor in inner.items() if isinstance(tensor, Tensor)}
+    inner = cast("Mapping[Any, Any]", content[nest] if nest else content)
+    found = {name: tensor for name, tensor in inner.items() if isinstance(tensor, Tensor)}
+    for name, tensor in found.items():
+        _check_tensor(path, name, tensor)
+    tensors = {_bare(name): tensor for name, tensor in found.items()}
     if not tensors:
         raise ValueError(f"{path.name}: expected tensors by name, or under {', '.join(NESTS)}, got {_seen(inner)}")
     return Weights(tensors, nest, tuple(key for key in nests if key != nest))
@@ -152,16 +164,57 @@ def _load(path: Path) -> Mapping[str, Any]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
+        _check_packing(path)
         with torch.serialization.safe_globals(list(HARMLESS)), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's advice about pickle's protocols
             content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(f"{path.name}: {_refusal(str(error))}") from None
-    except (SafetensorError, RuntimeError, EOFError, zipfile.BadZipFile, KeyError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path.name}: not a whole file of torch or safetensors ({error})") from None
+    except OSError:
+        raise
+    except Exception as error:  # damaged files make their readers raise nearly anything
+        said = str(error).partition("\n")[0][:200] or type(error).__name__
+        raise ValueError(f"{path.name}: not a whole file of torch or safetensors ({said})") from None
     if not isinstance(content, Mapping):
         raise ValueError(f"{path.name}: expected tensors by name, got {type(content).__name__}")
     return cast("Mapping[str, Any]", content)
+
+
+def _check_packing(path: Path) -> None:
+    """Refuse an archive that unpacks to more than it is; torch itself packs nothing."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
+                raise ValueError("packed, which torch does not do")
+
+
+def _check_tensor(path: Path, name: Any, tensor: Tensor) -> None:
+    """Raise ValueError unless something in a checkpoint is a named, plain, finite tensor."""
+    if not isinstance(name, str):
+        raise ValueError(f"{path.name}: expected names of tensors, got {short(name)}")
+    kind = (
+        "a nested one"
+        if tensor.is_nested
+        else "a sparse one"
+        if tensor.layout != torch.strided
+        else "a quantised one"
+        if tensor.is_quantized
+        else "one without content"
+        if tensor.is_meta
+        else f"one of {tensor.dtype}"
+        if tensor.dtype not in NUMBERS
+        else "one that is larger than its bytes"
+        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
+        else ""
+    )
+    if kind:
+        raise ValueError(f"{path.name}: {short(name)}: expected a plain tensor of numbers, got {kind}")
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        count = int((~torch.isfinite(tensor)).sum())
+        raise ValueError(
+            f"{path.name}: {name}: expected finite numbers, got {count} of {tensor.numel()} that are NaN or infinite; "
+            "these weights are broken"
+        )
 
 
 def _refusal(message: str) -> str:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from ..layers import blank, mask_of
 from ._pyramid import Pyramid
 from .inline_deit import InLineDeiT
+from .making import check
 
 STRIDES = (4, 8, 16, 32)
 # What timm's networks are told so that they take any size; of these a network knows one at most.
@@ -135,8 +136,7 @@ class Features(nn.Module):
 
 def _create(name: str, pretrained: bool, model_args: dict[str, Any]) -> nn.Module:
     """Timm's network of maps, told to take any size where it wants to be told."""
-    if not timm.is_model(name):
-        raise ValueError(f"model: expected a network that timm knows, such as mavit_tiny, got {name!r}")
+    check(name, model_args)
     for told in ANY_SIZE:
         try:
             return timm.create_model(name, pretrained=pretrained, features_only=True, **{**told, **model_args})

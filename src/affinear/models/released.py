@@ -51,13 +51,23 @@ def load(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
     Raises:
         ValueError: If names or shapes do not fit; it lists every one, and the network stays as it was.
     """
-    own, given = model.state_dict(), translate(state_dict, model)
+    own = model.state_dict()
+    try:
+        given = translate(state_dict, model)
+    except (RuntimeError, IndexError, ValueError) as error:  # shapes that no release has
+        said = str(error).partition("\n")[0]
+        raise ValueError(f"state_dict: does not fit {type(model).__name__}: {said}") from None
     wrong = [f"missing {name}" for name in own if name not in given]
     wrong += [f"unexpected {name}" for name in given if name not in own]
     wrong += [
         f"{name} is {tuple(given[name].shape)}, expected {tuple(tensor.shape)}"
         for name, tensor in own.items()
         if name in given and given[name].shape != tensor.shape
+    ]
+    wrong += [
+        f"{name} is of {given[name].dtype}, expected {tensor.dtype}"
+        for name, tensor in own.items()
+        if name in given and given[name].is_floating_point() != tensor.is_floating_point()
     ]
     if wrong:
         raise ValueError(

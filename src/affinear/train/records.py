@@ -98,16 +98,19 @@ class Log:
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's log; a torn last one, of a run that was killed, is left out."""
+    """The lines of a run's log up to the first that is torn, as a killed run may leave the last."""
     path = folder / LOG
     if not path.is_file():
         return []
     lines: list[dict[str, Any]] = []
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
             break
+        if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+            break
+        lines.append(line)
     return lines
 
 

@@ -28,6 +28,11 @@ def fill(network: nn.Module, tensors: Mapping[str, Tensor], source: str, *, fres
     wrong = [
         f"{name} is {tuple(tensors[name].shape)}, not {tuple(own[name].shape)}" for name in other if name not in kept
     ]
+    wrong += [
+        f"{name} is of {tensors[name].dtype}, not {own[name].dtype}"
+        for name in own
+        if name in tensors and tensors[name].is_floating_point() != own[name].is_floating_point()
+    ]
     wrong += [f"{name} is missing" for name in own if name not in tensors]
     wrong += [f"{name} is unexpected" for name in tensors if name not in own]
     if wrong:

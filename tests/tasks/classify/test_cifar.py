@@ -132,3 +132,21 @@ def test_a_pickle_of_something_else_is_named(tmp_path: Path, seed: int, batch: d
     (tmp_path / "data_batch_5").write_bytes(pickle.dumps(batch))
     with pytest.raises(ValueError, match=f"data_batch_5: {said}"):
         open_data(str(tmp_path))
+
+
+@pytest.mark.parametrize("label", [2**80, [3], -1, 10, None, "cat", float("nan")])
+def test_labels_that_are_none_are_named(tmp_path: Path, seed: int, label: object):
+    write_ten(tmp_path, seed, binary=False)
+    path = tmp_path / "data_batch_2"
+    labels = [[label]] * 7 if isinstance(label, list) else [label] * 7
+    path.write_bytes(pickle.dumps({"labels": labels, "data": np.zeros((7, 3072), np.uint8)}))
+    with pytest.raises(ValueError, match=r"data_batch_2: expected .*label"):
+        open_data(str(tmp_path))
+
+
+@pytest.mark.parametrize("names", [3, None, [3] * 10, {}, "airplane"])
+def test_names_of_classes_that_are_none_are_named(tmp_path: Path, seed: int, names: object):
+    write_ten(tmp_path, seed, binary=False)
+    (tmp_path / "batches.meta").write_bytes(pickle.dumps({"label_names": names, 5: 6}))
+    with pytest.raises(ValueError, match=r"batches.meta: expected names of classes"):
+        open_data(str(tmp_path))

@@ -99,3 +99,22 @@ def test_labels_that_are_too_few_are_named(tmp_path: Path, seed: int):
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(np.zeros(11)))
     with pytest.raises(ValueError, match="expected 12 labels, as train-images-idx3-ubyte has images, got 11"):
         open_data(str(tmp_path))
+
+
+@pytest.mark.parametrize("shape", [(0, 28, 28), (12, 0, 0)])
+def test_files_of_no_size_are_named(tmp_path: Path, seed: int, shape: tuple[int, ...]):
+    write(tmp_path, seed)
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(np.zeros(shape)))
+    with pytest.raises(ValueError, match="train-images-idx3-ubyte: expected images or labels, got none"):
+        open_data(str(tmp_path))
+
+
+def test_no_more_is_unpacked_than_the_header_announces(tmp_path: Path, seed: int):
+    write(tmp_path, seed, "{half}-{what}-idx{dims}-ubyte.gz")
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    path.write_bytes(gzip.compress(idx(np.zeros((12, 28, 20))) + bytes(10**8)))
+    with pytest.raises(ValueError, match=r"expected 6720 bytes for \(12, 28, 20\), got 6721 or more"):
+        open_data(str(tmp_path))
+    path.write_bytes(gzip.compress(struct.pack(">BBBB3I", 0, 0, 8, 3, 2**16, 2**16, 2**16) + bytes(10**6)))
+    with pytest.raises(ValueError, match="at most 1,073,741,824 bytes, got a header that announces"):
+        open_data(str(tmp_path))

@@ -147,3 +147,21 @@ def test_without_the_package_a_sentence_says_what_to_install(tmp_path: Path, mon
     monkeypatch.setattr(reader_wds, "wds", None)
     with pytest.raises(ValueError, match=r"pip install 'affinear\[datasets\]'"):
         data.open_data(listed(tmp_path))
+
+
+@pytest.mark.parametrize("label", [b"9" * 80, b"[3]", b"", b"\xff", b"1e5", b"9" * 5000])
+def test_classes_that_are_no_numbers_are_named(tmp_path: Path, label: bytes):
+    shard(tmp_path / "train-0.tar", [sample(1, cls=label)])
+    shard(tmp_path / "test-0.tar", [sample(2)])
+    with pytest.raises(ValueError, match=r"n001: expected (a number as its class|the number of its class)"):
+        data.open_data(f"wds/{tmp_path}")
+
+
+def test_shards_elsewhere_are_refused(tmp_path: Path):
+    pytest.importorskip("webdataset")
+    spec = listed(tmp_path)
+    told = json.loads((tmp_path / "_info.json").read_text())
+    told["splits"]["train"]["filenames"][0] = "../elsewhere.tar"
+    (tmp_path / "_info.json").write_text(json.dumps(told))
+    with pytest.raises(ValueError, match="expected shards of train in the folder itself, got one elsewhere"):
+        data.open_data(spec)

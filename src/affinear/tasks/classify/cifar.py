@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,8 +112,10 @@ def _rows_of_bytes(path: Path, layout: Layout) -> Half:
 def _checked(labels: Any, path: Path, layout: Layout) -> NDArray[np.int64]:
     try:
         checked = np.array(labels, np.int64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{path}: expected whole numbers as labels ({error})") from error
+    if checked.ndim != 1:
+        raise ValueError(f"{path}: expected one label for each image, got labels of shape {checked.shape}")
     if len(checked) and not 0 <= checked.min() <= checked.max() < layout.classes:
         raise ValueError(
             f"{path}: expected labels from 0 to {layout.classes - 1}, got {checked.min()} to {checked.max()}"
@@ -125,10 +127,15 @@ def _class_names(path: Path, layout: Layout) -> tuple[str, ...]:
     if not path.is_file():
         raise ValueError(f"{path.parent}: {layout.title} needs {path.name}, which names the classes")
     if layout.entry:
-        entries: list[str | bytes] = read_pickle(path).get(layout.entry, [])
-        names = tuple(name.decode() if isinstance(name, bytes) else name for name in entries)
+        entries: Any = read_pickle(path).get(layout.entry)
+        if not isinstance(entries, list) or not all(
+            isinstance(name, (str, bytes)) for name in cast("list[Any]", entries)
+        ):
+            raise ValueError(f"{path}: expected names of classes in a list under {layout.entry}, got something else")
+        told = cast("list[str | bytes]", entries)
+        names = tuple(name.decode("utf-8", "replace") if isinstance(name, bytes) else name for name in told)
     else:
-        names = tuple(path.read_text(encoding="utf-8").split())
+        names = tuple(path.read_text(encoding="utf-8", errors="replace").split())
     if len(names) != layout.classes:
         raise ValueError(f"{path}: expected the names of {layout.classes} classes, got {len(names)}")
     return names

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from .images import Images, in_memory
 
+MOST_BYTES = 2**30  # that a packed file may unpack to
 BYTE = 0x08  # idx's number for unsigned bytes
 NAME = re.compile(r"(?P<set>.*-)?(?P<half>train|t10k|test)-(?P<what>images|labels)[-.]idx[13]-ubyte(\.gz)?")
 WANTED = tuple((half, what) for half in ("train", "test") for what in ("images", "labels"))
@@ -63,26 +64,39 @@ def _half(images: Path, labels: Path) -> tuple[NDArray[np.uint8], NDArray[np.int
 
 
 def _array(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    content = _content(path)
     head = 4 + 4 * dimensions
+    content = _content(path, head)
     if len(content) < head or content[:4] != bytes([0, 0, BYTE, dimensions]):
         raise ValueError(
             f"{path}: expected an idx file of bytes with {dimensions} dimensions, which begins with "
             f"0000{BYTE:02x}{dimensions:02x}, got {content[:4].hex() or 'nothing'}"
         )
     shape = tuple(int(one) for one in np.frombuffer(content, ">u4", dimensions, 4))
+    if not math.prod(shape):
+        raise ValueError(f"{path}: expected images or labels, got none: {shape}")
     if len(content) - head != math.prod(shape):
         raise ValueError(
-            f"{path}: expected {math.prod(shape)} bytes for {shape}, got {len(content) - head}; is it whole?"
+            f"{path}: expected {math.prod(shape)} bytes for {shape}, got {_size(path, content, head)}; is it whole?"
         )
     return np.frombuffer(content, np.uint8, offset=head).reshape(shape)
 
 
-def _content(path: Path) -> bytes:
+def _size(path: Path, content: bytes, head: int) -> str:
+    return f"{len(content) - head}" + (" or more" if path.suffix == ".gz" else "")
+
+
+def _content(path: Path, head: int) -> bytes:
+    """All of a file; of a packed one no more than its own header announces, and one byte that tells of the rest."""
     if path.suffix != ".gz":
         return path.read_bytes()
     try:
         with gzip.open(path) as file:
-            return file.read()
+            begin = file.read(head)
+            announced = math.prod(int.from_bytes(begin[at : at + 4], "big") for at in range(4, head, 4))
+            if announced > MOST_BYTES:
+                raise ValueError(
+                    f"{path}: expected at most {MOST_BYTES:,} bytes, got a header that announces {announced:,}"
+                )
+            return begin + file.read(announced + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path}: cannot be unpacked ({error})") from error

@@ -11,7 +11,7 @@ import math
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,4 +98,6 @@ def read_pickle(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: not a whole pickle ({type(error).__name__}: {error})") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected a dictionary, got {type(content).__name__}")
-    return {_text(name): value.found if isinstance(value, _Array) else value for name, value in content.items()}
+    found = cast("dict[Any, Any]", content)
+    named = {_text(name): value for name, value in found.items() if isinstance(name, (str, bytes))}
+    return {name: value.found if isinstance(value, _Array) else value for name, value in named.items()}

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from ...models.making import short
 from ..images.reading import CorruptImage, decode
 from .folder import natural
 from .images import Digest, Images
@@ -31,6 +32,7 @@ INFO = ("_info.json", "info.json")
 CLASS_NAMES = "classnames.txt"  # one name a line, as many published shards have it
 PICTURES = ("jpg", "jpeg", "png", "webp")
 TARGET = "cls"
+MOST_CLASSES = 2**20
 STEM = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)")
 
 
@@ -150,7 +152,10 @@ def _split(folder: Path, name: str, shards: Sequence[Path] | None) -> Split:
         raise ValueError(f"wds/{folder}: {error}; run pip install 'affinear[datasets]'") from error
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{folder}: what it lists of the split {name} is not as timm writes it ({error!r})") from error
-    paths = tuple(folder / one for one in found.filenames)
+    names = [str(one) for one in found.filenames]
+    if any(Path(one).is_absolute() or ".." in Path(one).parts for one in names):
+        raise ValueError(f"{folder}: expected shards of {name} in the folder itself, got one elsewhere")
+    paths = tuple(folder / one for one in names)
     missing = [path.name for path in paths if not path.is_file()]
     if missing or not paths:
         raise ValueError(f"{folder}: shards of {name} that are listed are missing: {', '.join(missing[:8]) or 'all'}")
@@ -159,6 +164,7 @@ def _split(folder: Path, name: str, shards: Sequence[Path] | None) -> Split:
 
 def _index(shard: Path, number: int, alt_label: str, table: Table) -> None:
     try:
+        length = shard.stat().st_size
         with tarfile.open(shard, "r:") as tar, shard.open("rb") as file:
             for key, files in _samples(tar):
                 picture = next((files[one] for one in PICTURES if one in files), None)
@@ -169,12 +175,14 @@ def _index(shard: Path, number: int, alt_label: str, table: Table) -> None:
                 label = _label(file.read(target.size), alt_label, f"{shard}:{key}")
                 if label < 0:  # as timm has it, a sample that the other labels leave out
                     continue
+                if not 0 <= picture.offset_data + picture.size <= length:
+                    raise tarfile.ReadError(f"{key} goes on beyond its end")
                 table.shards.append(number)
                 table.offsets.append(picture.offset_data)
                 table.sizes.append(picture.size)
                 table.labels.append(label)
                 table.keys.append(key)
-    except (tarfile.TarError, OSError) as error:
+    except (tarfile.TarError, OSError, OverflowError, EOFError) as error:
         raise ValueError(f"{shard}: cannot be read as a tar file that is not packed ({error})") from error
 
 
@@ -187,9 +195,12 @@ def _samples(tar: tarfile.TarFile) -> Iterator[tuple[str, dict[str, tarfile.TarI
 
 def _label(content: bytes, alt_label: str, name: str) -> int:
     try:
-        return int(json.loads(content)[alt_label]) if alt_label else int(content)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{name}: expected a number as its class ({error!r})") from error
+        label = int(json.loads(content)[alt_label]) if alt_label else int(content)
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{name}: expected a number as its class ({type(error).__name__}: {error})") from error
+    if abs(label) > MOST_CLASSES:
+        raise ValueError(f"{name}: expected the number of its class, below {MOST_CLASSES}, got {short(label)}")
+    return label
 
 
 def _names(folder: Path, classes: int) -> tuple[str, ...]:

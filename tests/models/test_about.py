@@ -1,0 +1,66 @@
+"""What a file of weights says about itself is read in one place, and every field of it is checked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from affinear.models.about import about, parse
+
+TOLD: dict[str, Any] = {
+    "model": "mavit_tiny",
+    "model_args": {"depths": [1, 1, 1, 1]},
+    "class_names": ["猫", "dog"],
+    "channels": 3,
+    "recipe": {"epochs": 3},
+    "epoch": 2,
+}
+
+
+def test_what_is_told_comes_back(tmp_path: Path):
+    save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors", {"about": json.dumps(TOLD)})
+    found = about(tmp_path / "a.safetensors")
+    assert found is not None
+    assert (found.model, found.class_names, found.channels) == ("mavit_tiny", ("猫", "dog"), 3)
+    assert (found.model_args, found.recipe, found.others) == (TOLD["model_args"], TOLD["recipe"], {"epoch": 2})
+
+
+def test_bare_weights_tell_nothing(tmp_path: Path):
+    save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
+    assert about(tmp_path / "a.safetensors") is None
+
+
+@pytest.mark.parametrize("content", [b"", b"no weights", bytes(100), b"\xff" * 64])
+def test_other_files_are_named(tmp_path: Path, content: bytes):
+    (tmp_path / "a.safetensors").write_bytes(content)
+    with pytest.raises(ValueError, match="expected a file of safetensors"):
+        about(tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize("text", ["", "[", "[]", "3", "null", '"a"', "[" * 10**6, '{"a": ' * 10**5, "1" * 10**5])
+def test_what_is_no_object_is_named(text: str):
+    with pytest.raises(ValueError, match=r"^file: expected (JSON|an object of fields)"):
+        parse(text, "file")
+
+
+HOSTILE = (None, True, -1, 3, 2**80, 1e300, "", "a/b", "x" * 10**4, [], [1], [[]], {}, {"a": {"b": 1}}, {"../a": 1})
+
+
+@pytest.mark.parametrize("field", ["model", "model_args", "class_names", "channels", "recipe"])
+def test_a_field_of_another_type_or_none_is_named(field: str):
+    refused = 0
+    for value in (*HOSTILE, KeyError):
+        told = {name: given for name, given in TOLD.items() if name != field}
+        text = json.dumps(told if value is KeyError else {**told, field: value})
+        try:
+            parse(text, "file")
+        except ValueError as error:
+            assert str(error).startswith(f"file: {field}: ")  # noqa: PT017
+            assert len(str(error)) < 400  # noqa: PT017
+            refused += 1
+    assert refused >= 12
