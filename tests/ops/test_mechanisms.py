@@ -38,6 +38,7 @@ BUILT_IN = (
     "nala_cosine",
     "mala_released",
     "nala_released",
+    "linear_released",
     "softmax",
 )
 MAPS = (identity, elu_plus_one, focused, F.relu, nala_query, nala_key, nala_cosine_query, nala_cosine_key)
@@ -201,6 +202,7 @@ def test_gains_are_finite_at_and_below_the_guard(gain: Callable[[Tensor], Tensor
         ("nala_cosine", reciprocal),
         ("mala_released", released_one_plus_reciprocal),
         ("nala_released", released_reciprocal),
+        ("linear_released", released_reciprocal),
         ("softmax", None),
     ],
 )
@@ -208,9 +210,10 @@ def test_each_mechanism_has_its_gain(name: str, gain: Callable[[Tensor], Tensor]
     assert af.mechanisms()[name].gain is gain
 
 
-def test_scores_are_scaled_by_the_head_width_but_for_the_released_nalaformer():
+def test_scores_are_scaled_by_the_head_width_but_where_released_networks_do_not():
     assert af.mechanisms()["mala"].scale_for(64) == 1 / 8
     assert af.mechanisms()["nala_released"].scale_for(64) == 1
+    assert af.mechanisms()["linear_released"].scale_for(64) == 1
 
 
 # The registry.

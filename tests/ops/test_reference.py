@@ -18,7 +18,7 @@ from affinear.ops.mechanisms import elu_plus_one, nala_key, nala_query
 from affinear.ops.rotary import Rotary
 
 CENTRED = ("linear", "relu", "focused", "inline", "mala", "nala", "nala_cosine", "softmax")
-RELEASED = ("mala_released", "nala_released")
+RELEASED = ("mala_released", "nala_released", "linear_released")
 DIVIDING = ("linear", "relu", "focused", "nala", "nala_cosine")
 
 Randn = Callable[..., Tensor]
@@ -134,6 +134,7 @@ RULES: dict[str, Callable[[list[float]], list[float]]] = {
     "mala": mala_row,
     "mala_released": mala_released_row,
     "nala_released": nala_released_row,
+    "linear_released": nala_released_row,  # one rule for two feature maps
     "softmax": softmax_row,
 }
 
@@ -143,7 +144,7 @@ def test_weights_are_the_paper_s_formula_term_by_term(mechanism: str, randn: Ran
     rule = af.mechanisms()[mechanism]
     query, key = randn(5, 24), randn(9, 24)
     features_q, features_k = rule.query_map(query).tolist(), rule.key_map(key).tolist()
-    scale = 1.0 if mechanism == "nala_released" else 24**-0.5
+    scale = 1.0 if mechanism in ("nala_released", "linear_released") else 24**-0.5
     expected = [RULES[mechanism]([scale * dot(q, k) for k in features_k]) for q in features_q]
     out = af.weights(one_head(query), one_head(key), mechanism)[0, 0]
     assert relative_error(out, torch.tensor(expected, dtype=torch.float64)) <= 1e-12
@@ -195,6 +196,17 @@ def test_nala_released_is_the_released_layer(backend: str, randn: Randn, relativ
     kv = torch.einsum("bnhf,bnhe->bhfe", rotated_k * n**-0.5, v * n**-0.5)
     expected = torch.einsum("bnhf,bhfe->bnhe", rotated_q, kv) / denominator[..., None]
     assert relative_error(af.attention(q, k, v, "nala_released", rotary=rotary, backend=backend), expected) <= 1e-12
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+def test_linear_released_is_the_released_layer_of_mila(backend: str, randn: Randn, relative_error: Error):
+    q, k, v = randn(3, 2, 35, 3, 16).unbind()
+    rotary, n = rotary_2d(5, 7, 16), 35
+    features_q, features_k = F.elu(q) + 1, F.elu(k) + 1
+    z = 1 / (torch.einsum("bnhd,bhd->bnh", features_q, features_k.mean(1)) + 1e-6)
+    kv = torch.einsum("bnhd,bnhe->bhde", turn(features_k, rotary) * n**-0.5, v * n**-0.5)
+    expected = torch.einsum("bnhd,bhde->bnhe", turn(features_q, rotary), kv) * z[..., None]
+    assert relative_error(af.attention(q, k, v, "linear_released", rotary=rotary, backend=backend), expected) <= 1e-12
 
 
 # Identities between mechanisms.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -188,3 +189,51 @@ def test_both_signs_of_nala_turn_by_the_same_tables_of_the_head_width(randn: Ran
 def test_rotation_keeps_the_dtype_of_the_features(randn: Randn):
     for dtype in (torch.float32, torch.float64):
         assert rotate(randn(1, 7, 1, 8, dtype=dtype), rotary_1d(7, 8)).dtype == dtype
+
+
+# Tables of each head.
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+def test_heads_may_turn_differently(mechanism: str, backend: str, randn: Randn, relative_error: Error):
+    query, key, value = randn(3, 2, 90, 3, 8).abs().unbind()
+    angle = randn(90, 3, 4).repeat_interleave(2, dim=-1)
+    cos, sin = angle.cos(), angle.sin()
+    mask = torch.rand(2, 90) < 0.8
+    every: list[dict[str, Any]] = [{}, {"causal": True}, {"key_mask": mask}]
+    for options in every:
+        out = af.attention(query, key, value, mechanism, rotary=(cos, sin), backend=backend, **options)
+        for i in range(3):
+            one, tables = slice(i, i + 1), (cos[:, i], sin[:, i])
+            expected = af.attention(
+                query[:, :, one],
+                key[:, :, one],
+                value[:, :, one],
+                mechanism,
+                rotary=tables,
+                backend="reference",
+                **options,
+            )
+            assert relative_error(out[:, :, one], expected) <= 1e-12
+
+
+def test_a_state_keeps_that_heads_turn_differently(randn: Randn, relative_error: Error):
+    query, key, value = randn(3, 2, 40, 3, 8).unbind()
+    angle = randn(40, 3, 4).repeat_interleave(2, dim=-1)
+    tables = angle.cos(), angle.sin()
+    halves = [
+        af.summarize(key[:, part], value[:, part], rotary=(tables[0][part], tables[1][part]))
+        for part in (slice(0, 15), slice(15, 40))
+    ]
+    out = af.attend(query, halves[0] + halves[1], rotary=tables)
+    assert relative_error(out, af.attention(query, key, value, rotary=tables, backend="reference")) <= 1e-12
+
+
+def test_tables_of_each_head_must_have_the_heads_of_queries_and_keys(randn: Randn):
+    query, key = randn(1, 6, 4, 8), randn(1, 6, 2, 8)
+    tables = (torch.ones(6, 4, 8), torch.zeros(6, 4, 8))
+    with pytest.raises(ValueError, match=r"rotary: expected as many query heads as key heads .* got 4 and 2; repeat"):
+        af.attention(query, key, key, rotary=tables)
+    with pytest.raises(ValueError, match=r"cos of shape \(tokens, heads, head_dim\) = \(6, 2, 8\), .* got \(6, 4, 8\)"):
+        af.attention(key, key, key, rotary=tables)

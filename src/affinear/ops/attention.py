@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Literal, overload
 
-import torch
 from torch import Tensor
 
 from . import reference, torch_backend
@@ -90,8 +88,8 @@ def attention(
         key_mask: (B, M), boolean. False takes a key out, even out of the count.
         cu_seqlens_q: (S + 1,), int32 or int64. Where each of S sequences laid end to end begins, up to N. Needs B = 1.
         cu_seqlens_k: The same for keys. Both or neither.
-        rotary: Cosines and sines, each (N, D), from `affinear.ops.rotary_1d` or `rotary_2d`. The two channels of a pair
-            have the same angle. Needs N = M.
+        rotary: Cosines and sines, each (N, D), from `affinear.ops.rotary_1d` or `rotary_2d`, or (N, H, D) where heads
+            turn differently, which needs G = H. The two channels of a pair have the same angle. Needs N = M.
         initial_state: What the queries know beforehand, as if its tokens came before all keys.
         return_state: Whether to return the state of all keys, the initial ones included.
         backend: "triton" (linear, fused, for CUDA), "torch" (linear), "reference" (quadratic, the definitions) or
@@ -136,7 +134,7 @@ def attention(
         check.check_state("initial_state", initial_state, rule, key, batch, rotary)
         check.check_state_widths("initial_state", initial_state, key.shape[2], _width(rule, key), value.shape[3])
     engine = _engine(backend, rule, query, value.shape[3], rotary)
-    with _exact(query):
+    with exact(query):
         out, state = engine.attention(
             query,
             key,
@@ -174,7 +172,8 @@ def summarize(
         mechanism: A registered name with a state (all but softmax), or a `Mechanism`.
         key_mask: (B, M), boolean. False takes a key out, even out of the count.
         cu_seqlens_k: (S + 1,), int32 or int64. Where each of S sequences laid end to end begins. Needs B = 1.
-        rotary: Cosines and sines of the keys' positions, each (M, D). The two channels of a pair have the same angle.
+        rotary: Cosines and sines of the keys' positions, each (M, D) or (M, H, D). The two channels of a pair have the
+            same angle.
         backend: "auto", "triton" (linear, fused, for CUDA), "torch" (linear) or "reference" (the definitions).
         mesh: A `DeviceMesh` of one dimension, or a process group, as in `attention`: the state is then that of all
             ranks' keys, on every rank.
@@ -213,7 +212,7 @@ def summarize(
     check.check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, "key", key)
     check.check_rotary(rotary, key, "key")
     engine = _engine(backend, rule, key, value.shape[3], rotary)
-    with _exact(key):
+    with exact(key):
         return engine.summarize(key, value, mechanism=rule, key_mask=key_mask, cu_seqlens=cu_seqlens_k, rotary=rotary)
 
 
@@ -233,8 +232,8 @@ def attend(
         state: What `summarize` made, of batch B, or S for packed queries.
         scale: Factor of the scores. None is the mechanism's own, D ** -0.5 for most.
         cu_seqlens_q: (S + 1,), int32 or int64. Where each of S sequences laid end to end begins. Needs B = 1.
-        rotary: Cosines and sines of the queries' positions, each (N, D). The two channels of a pair have the same
-            angle. Given exactly if the state was made with them.
+        rotary: Cosines and sines of the queries' positions, each (N, D) or (N, H, D). The two channels of a pair have
+            the same angle. Given exactly if the state was made with them.
         backend: "auto", "triton" (linear, fused, for CUDA), "torch" (linear) or "reference" (the definitions).
 
     Returns:
@@ -259,9 +258,10 @@ def attend(
     check.check_state("state", state, None, query, batch, rotary)
     heads = state.key_mean.shape[1]
     check.check_groups(query.shape[2], heads)
+    check.check_rotary_heads(rotary, query, heads)
     check.check_state_widths("state", state, heads, _width(state.mechanism, query), None)
     engine = _engine(backend, state.mechanism, query, state.value_mean.shape[2], rotary)
-    with _exact(query):
+    with exact(query):
         out = engine.attend(
             query, state, scale=_scale(scale, state.mechanism, query), cu_seqlens=cu_seqlens_q, rotary=rotary
         )
@@ -283,7 +283,7 @@ def weights(
 ) -> Tensor:
     """The explicit weight of every key for every query, from the definition of each paper. For looking, not for speed.
 
-    Rows sum to one, whatever their sign, for every mechanism but `mala_released` and `nala_released`.
+    Rows sum to one, whatever their sign, for every mechanism but those called `_released`.
 
     Args:
         query: (B, N, H, D), in float16, bfloat16, float32 or float64.
@@ -294,7 +294,7 @@ def weights(
         key_mask: (B, M), boolean. False takes a key out.
         cu_seqlens_q: (S + 1,), int32 or int64. Where each of S sequences laid end to end begins. Needs B = 1.
         cu_seqlens_k: The same for keys. Both or neither.
-        rotary: Cosines and sines, each (N, D). Needs N = M.
+        rotary: Cosines and sines, each (N, D) or (N, H, D). Needs N = M.
         rows: (R,), int64. Which queries to look at, so that no more than R x M weights are made; all if None.
 
     Returns:
@@ -316,7 +316,7 @@ def weights(
     if rows is not None:
         check.check_rows(rows, query)
     visible = visibility(query, key, causal, key_mask, cu_seqlens_q, cu_seqlens_k)
-    with _exact(query):
+    with exact(query):
         out = reference.weights(query, key, rule, _scale(scale, rule, query), visible, rotary, rows)
     return out.to(query.dtype)
 
@@ -339,11 +339,6 @@ def _engine(backend: str, mechanism: Mechanism, tokens: Tensor, values: int, rot
     return triton_backend if reason is None else torch_backend
 
 
-def _exact(x: Tensor) -> AbstractContextManager[object]:
-    """`exact` where autocast is on; elsewhere nothing, which is quicker."""
-    return exact(x) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else nullcontext()
-
-
 def _check_scores(
     query: Tensor,
     key: Tensor,
@@ -362,6 +357,7 @@ def _check_scores(
     check.check_packing(query, key, cu_seqlens_q, cu_seqlens_k, causal)
     check.check_rotary_lengths(rotary, query, key)
     check.check_rotary(rotary, query, "query")
+    check.check_rotary_heads(rotary, query, key.shape[2])
 
 
 def _scale(scale: float | None, mechanism: Mechanism, query: Tensor) -> float:

@@ -148,7 +148,7 @@ def one_plus_reciprocal(z: Tensor) -> Tensor:
 
 
 def released_reciprocal(z: Tensor) -> Tensor:
-    """Gain of the released NaLaFormer."""
+    """Gain of the released NaLaFormer, MILA and RAVLT."""
     return 1 / (z + RELEASED_EPSILON)
 
 
@@ -163,7 +163,7 @@ def released_mala_mean(z: Tensor, added: Tensor) -> Tensor:
 
 
 def released_nala_mean(z: Tensor, added: Tensor) -> Tensor:
-    """Weight of the mean value in the released NaLaFormer: the rotated z over the plain one."""
+    """Weight of the mean value in the released NaLaFormer, MILA and RAVLT: the rotated z over the plain one."""
     return released_reciprocal(z) * (z + added)
 
 
@@ -177,6 +177,7 @@ _MALA = "Rectifying Magnitude Neglect in Linear Attention (ICCV 2025, arXiv 2507
 _INLINE = "Bridging the Divide: Reconsidering Softmax and Linear Attention (NeurIPS 2024, arXiv 2412.06590)"
 _NALA = "NaLaFormer (ICML 2026, arXiv 2506.21137)"
 _LINEAR = "Transformers are RNNs (ICML 2020, arXiv 2006.16236)"
+_MILA = "Demystify Mamba in Vision (NeurIPS 2024, arXiv 2405.16605)"
 _RELU = "EfficientViT: Multi-Scale Linear Attention (ICCV 2023, arXiv 2205.14756)"
 _FOCUSED = "FLatten Transformer (ICCV 2023, arXiv 2308.00442)"
 _SOFTMAX = "Attention Is All You Need (NeurIPS 2017, arXiv 1706.03762)"
@@ -193,6 +194,9 @@ _BUILT_IN = (
         "mala_released", elu_plus_one, elu_plus_one, released_one_plus_reciprocal, True, _MALA, released_mala_mean
     ),
     Mechanism("nala_released", nala_query, nala_key, released_reciprocal, True, _NALA, released_nala_mean, scale=1.0),
+    Mechanism(
+        "linear_released", elu_plus_one, elu_plus_one, released_reciprocal, True, _MILA, released_nala_mean, scale=1.0
+    ),
     Mechanism("softmax", identity, identity, None, False, _SOFTMAX),
 )
 _registry: dict[str, Mechanism] = {mechanism.name: mechanism for mechanism in _BUILT_IN}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,8 @@ def widen(x: Tensor) -> Tensor:
     return x.to(statistics_dtype(x.dtype))
 
 
-def exact(x: Tensor) -> torch.autocast:
+def exact(x: Tensor) -> AbstractContextManager[object]:
     """A region without autocast, which would round the statistics to half precision, in the backward pass too."""
-    return torch.autocast(x.device.type, enabled=False)
+    # Where autocast is off, nothing is done, which is quicker; the meta device knows no autocast.
+    on = not x.is_meta and torch.is_autocast_enabled(x.device.type)
+    return torch.autocast(x.device.type, enabled=False) if on else nullcontext()

@@ -79,12 +79,18 @@ def rotary_2d(
 
 
 def rotate(features: Tensor, rotary: Rotary) -> Tensor:
-    """Turn the channel pairs of features (B, N, H, F) by tables (N, D); F is D, or several blocks of D."""
-    cos, sin = (table.to(features.dtype)[:, None, None] for table in rotary)
+    """Turn the channel pairs of features (B, N, H, F) by tables (N, D) or (N, H, D); F is D, or several blocks of D."""
+    tables = (table if is_for_each_head(rotary) else table[:, None] for table in rotary)
+    cos, sin = (table.to(features.dtype)[:, :, None] for table in tables)
     blocks = features.unflatten(-1, (-1, cos.shape[-1]))
     even, odd = blocks.unflatten(-1, (-1, 2)).unbind(-1)
     quarter_turn = torch.stack((-odd, even), dim=-1).flatten(-2)
     return (blocks * cos + quarter_turn * sin).flatten(-2)
+
+
+def is_for_each_head(rotary: Rotary | None) -> bool:
+    """Whether every head turns in its own way, by tables (N, H, D)."""
+    return rotary is not None and rotary[0].ndim == 3
 
 
 def _tables(angle: Tensor) -> Rotary:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .mechanisms import Mechanism
 from .precision import statistics_dtype
-from .rotary import Rotary
+from .rotary import Rotary, is_for_each_head
 from .state import State
 from .tracing import is_eager
 
@@ -216,12 +216,14 @@ def check_causal(query: Tensor, key: Tensor, causal: bool) -> None:
 
 
 def check_rotary(rotary: Rotary | None, tokens: Tensor, tokens_name: str) -> None:
-    """Rotary tables are a pair, each (tokens, head width)."""
+    """Rotary tables are a pair, each (tokens, head width), or (tokens, heads, head width)."""
     if rotary is None:
         return
     if not isinstance(rotary, tuple | list) or len(rotary) != 2:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"rotary: expected a pair (cos, sin), got {type(rotary).__name__}; see affinear.ops.rotary_1d")
     expected = (tokens.shape[1], tokens.shape[3])
+    if isinstance(rotary[0], Tensor) and is_for_each_head(rotary):  # pyright: ignore[reportUnnecessaryIsInstance]
+        expected = tuple(tokens.shape[1:])
     for name, table in zip(("cos", "sin"), rotary, strict=True):
         if not isinstance(table, Tensor) or table.dtype not in DTYPES:  # pyright: ignore[reportUnnecessaryIsInstance]
             got = table.dtype if isinstance(table, Tensor) else type(table).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -230,7 +232,8 @@ def check_rotary(rotary: Rotary | None, tokens: Tensor, tokens_name: str) -> Non
             )
         if table.shape != expected:
             raise ValueError(
-                f"rotary: expected {name} of shape (tokens, head_dim) = {expected}, that of {tokens_name}, "
+                f"rotary: expected {name} of shape (tokens, {'heads, ' * (len(expected) - 2)}head_dim) = {expected}, "
+                f"that of {tokens_name}, "
                 f"got {_shape(table)}; slice the table to the tokens at hand"
             )
         if table.device != tokens.device:
@@ -247,6 +250,15 @@ def check_rotary_lengths(rotary: Rotary | None, query: Tensor, key: Tensor) -> N
         raise ValueError(
             f"rotary: expected as many queries as keys, got {query.shape[1]} and {key.shape[1]}; "
             "call summarize and attend, each with its own tables"
+        )
+
+
+def check_rotary_heads(rotary: Rotary | None, query: Tensor, heads: int) -> None:
+    """Tables of each head serve queries and keys only where they have the same heads."""
+    if is_for_each_head(rotary) and query.shape[2] != heads:
+        raise ValueError(
+            f"rotary: expected as many query heads as key heads beside tables of each head, got {query.shape[2]} and "
+            f"{heads}; repeat the keys and values"
         )
 
 

@@ -326,3 +326,51 @@ def test_decoding_says_what_is_wrong():
         decode(*one, state.map(lambda x: torch.stack((x, x), dim=-1)[..., 0]), in_place=True)
     with pytest.raises(ValueError, match=r"state: expected an affinear\.State, got NoneType"):
         decode(*one, None)
+
+
+# Heads that turn differently
+
+
+@pytest.mark.parametrize("options", ["plain", "causal", "masked", "state"])
+def test_heads_that_turn_differently_are_served(options: str, randn: Randn, relative_error: Error):
+    query, key, value = (randn(2, 19, 3, WIDTH).to(DEVICE) for _ in range(3))
+    angle = randn(19, 3, WIDTH // 2).repeat_interleave(2, dim=-1).to(DEVICE)
+    tables = angle.cos(), angle.sin()
+    given: Options = {
+        "plain": {},
+        "causal": {"causal": True},
+        "masked": {"key_mask": torch.arange(19, device=DEVICE).expand(2, -1) % 3 > 0},
+        "state": {"return_state": True, "initial_state": af.summarize(key, value, "mala", rotary=tables)},
+    }[options]
+    truth: Any = af.attention(query, key, value, "mala", rotary=tables, backend="reference", **given)
+    if options == "state":
+        given["initial_state"] = given["initial_state"].to(torch.float32)
+    leaves = [x.float().requires_grad_(options != "state") for x in (query, key, value)]
+    out: Any = af.attention(*leaves, "mala", rotary=tables, backend="triton", **given)
+    if options == "state":
+        assert relative_error(out[1].covariance, truth[1].covariance) <= 2e-6
+        assert (
+            relative_error(
+                af.attend(leaves[0], out[1], rotary=tables, backend="triton"), af.attend(query, truth[1], rotary=tables)
+            )
+            <= 2e-6
+        )
+        out, truth = out[0], truth[0]
+    else:
+        exact = [x.clone().requires_grad_() for x in (query, key, value)]
+        expected = af.attention(*exact, "mala", rotary=tables, backend="reference", **given)
+        for ours, theirs in zip(
+            torch.autograd.grad(out.square().sum(), leaves),
+            torch.autograd.grad(expected.square().sum(), exact),
+            strict=True,
+        ):
+            assert relative_error(ours, theirs) <= 5e-6
+    assert relative_error(out, truth) <= 2e-6
+
+
+def test_decoding_refuses_tables_of_each_head(randn: Randn):
+    token = randn(1, 1, 2, WIDTH).float().to(DEVICE)
+    tables = torch.ones(1, 2, WIDTH, device=DEVICE), torch.zeros(1, 2, WIDTH, device=DEVICE)
+    state = af.summarize(token, token, rotary=tables)
+    with pytest.raises(ValueError, match="rotary: expected one table for all heads to decode with, got one for each"):
+        decode(token, token, token, state, rotary=tables)

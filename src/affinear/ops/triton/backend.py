@@ -10,10 +10,10 @@ from torch import Tensor
 
 from .. import validation as check
 from ..mechanisms import Mechanism
-from ..rotary import Rotary
+from ..rotary import Rotary, is_for_each_head
 from ..state import State, merge
 from ..tracing import has_tangents, is_compiling, is_transformed
-from . import library
+from . import heads, library
 from .rules import Rule, rule_of
 
 OLDEST = (3, 6)  # Triton
@@ -37,6 +37,13 @@ def attention(
     return_state: bool,
 ) -> tuple[Tensor, State | None]:
     """Answers (B, N, H, E), and the state of all keys if asked for."""
+    if rotary is not None and is_for_each_head(rotary):
+        given = {"mechanism": mechanism, "scale": scale, "causal": causal, "return_state": return_state}
+        given |= {"key_mask": key_mask, "initial_state": initial_state}
+        if not return_state and key_mask is None and initial_state is None and cu_seqlens_k is None:
+            return heads.end_to_end(attention, query, key, value, rotary, **given)
+        given |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+        return heads.one_by_one(attention, query, key, value, rotary, **given)
     rule = _rule(mechanism)
     turns = None if rotary is None else _turns(rotary, query)
     places = key_mask, cu_seqlens_k, turns
@@ -63,12 +70,26 @@ def summarize(
     rotary: Rotary | None,
 ) -> State:
     """The state of keys (B, M, H, D) and values (B, M, H, E)."""
+    if rotary is not None and is_for_each_head(rotary):
+        given = {"mechanism": mechanism, "key_mask": key_mask, "cu_seqlens": cu_seqlens}
+        each = (
+            summarize(key[:, :, i : i + 1], value[:, :, i : i + 1], rotary=heads.table_of(rotary, i), **given)
+            for i in range(key.shape[2])
+        )
+        return heads.join(list(each))
     turns = None if rotary is None else _turns(rotary, key)
     return _as_state(library.summarize(key, value, key_mask, cu_seqlens, turns, _rule(mechanism).map), mechanism)
 
 
 def attend(query: Tensor, state: State, *, scale: float, cu_seqlens: Tensor | None, rotary: Rotary | None) -> Tensor:
     """Answers to queries (B, N, H, D), as (B, N, H, E)."""
+    if rotary is not None and is_for_each_head(rotary):
+        given = {"scale": scale, "cu_seqlens": cu_seqlens}
+        each = (
+            attend(query[:, :, i : i + 1], heads.state_of(state, i), rotary=heads.table_of(rotary, i), **given)
+            for i in range(query.shape[2])
+        )
+        return torch.cat(list(each), dim=2)
     rule = _rule(state.mechanism)
     turns = None if rotary is None else _turns(rotary, query)
     return library.attend(query, *_tensors(state), cu_seqlens, turns, rule.map, rule.gain, rule.released, scale)
@@ -113,12 +134,17 @@ def decode(
         ...         token = yield out
     """
     _check_token(query, key, value, state, scale, rotary)
-    mechanism, (_, heads, width), values = state.mechanism, key.shape[1:], value.shape[3]
+    mechanism, (_, head_count, width), values = state.mechanism, key.shape[1:], value.shape[3]
+    if is_for_each_head(rotary):
+        raise ValueError(
+            "rotary: expected one table for all heads to decode with, got one for each; "
+            "call affinear.attention with initial_state=state"
+        )
     reason = why_not(mechanism, query, values, rotary)
     if reason is not None:
         raise ValueError(f"query: {reason}, or call affinear.attention with initial_state=state")
     rule = _rule(mechanism)
-    check.check_state_widths("state", state, heads, width * rule.blocks, values)
+    check.check_state_widths("state", state, head_count, width * rule.blocks, values)
     if _learns(query, key, value, state):
         raise ValueError(
             "query: expected tokens and a state that need no gradient, got one that does; decode under "
