@@ -14,9 +14,11 @@ from torch.nn import functional as F
 from .. import ops
 from ..ops import Mechanism
 from ..ops.mechanisms import identity
+from .branch import Branch
 from .convolution import DepthwiseConv
 from .padding import masked_mean
 from .residual import LocalResidual
+from .weighing import weigh_keys
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,9 @@ class Parts:
         local_residual: Whether InLine's convolution, with kernels made from the mean token, is added.
         norm: Whether the sum is normalised before the gate.
         gate: What multiplies the result: nothing, a linear function of the input, or the SiLU of one.
+        weighed: Whether the features of keys are weighed by how the mean query sees them (RALA). Softmax has none.
+        branch_kernel: Side of the depthwise convolution of a branch (MILA) from which queries and keys are projected
+            and which is itself the values; 0 for none: all are projected from the input.
     """
 
     mechanism: str | Mechanism | None
@@ -38,6 +43,8 @@ class Parts:
     local_residual: bool = False
     norm: bool = False
     gate: Literal["none", "linear", "silu"] = "none"
+    weighed: bool = False
+    branch_kernel: int = 0
 
     def over(self, mechanism: str | Mechanism) -> Parts:
         """The same parts around another mechanism."""
@@ -49,6 +56,8 @@ NONE = Mechanism("none", identity, identity, torch.zeros_like, nonnegative=False
 MALA = Parts("mala", rotary=True, position_kernel=5, gate="linear")
 NALA = Parts("nala", rotary=True, position_kernel=5, norm=True, gate="silu")
 INLINE = Parts("inline", local_residual=True)
+RALA = Parts("linear", rotary=True, position_kernel=5, gate="linear", weighed=True)
+MILA = Parts("linear", rotary=True, position_kernel=3, gate="silu", branch_kernel=3)
 PLAIN = Parts("softmax")
 
 
@@ -60,7 +69,7 @@ class Attention(nn.Module):
     Args:
         dim: Channels C.
         num_heads: Heads H, a divisor of C.
-        parts: `MALA`, `NALA` and `INLINE` are the papers' layers; any other combination works as well.
+        parts: `MALA`, `NALA`, `INLINE`, `RALA` and `MILA` are the papers' layers; any other combination works as well.
         prefix_tokens: Number of class tokens in front, which take part in the attention but not in convolutions.
         qkv_bias: Whether queries, keys, values and gate have a bias.
         proj_drop: Dropout of the output.
@@ -100,10 +109,18 @@ class Attention(nn.Module):
                 'mechanism: expected attention, as these parts have no convolution that could stand alone, got "none"; '
                 "give them a position_kernel"
             )
-        # Without attention there is nothing to ask with or to be found by: values alone, and their gate.
-        streams = (1 if self.mechanism is NONE else 3) + (parts.gate != "none")
-        self.qkv = nn.Linear(dim, streams * dim, bias=qkv_bias, device=device, dtype=dtype)
-        self.position = self.residual = self.norm = None
+        # Without attention there is nothing to ask with or to be found by: values alone, and their gate. A branch has
+        # its values already, and the gate is made of what comes before it.
+        asking, gated = self.mechanism is not NONE, parts.gate != "none"
+        streams = 2 * asking + (not parts.branch_kernel) * (1 + gated)
+        self.qkv = nn.Identity()
+        if streams:
+            self.qkv = nn.Linear(dim, streams * dim, bias=qkv_bias, device=device, dtype=dtype)
+        self.position = self.residual = self.norm = self.branch = self.gate = None
+        if parts.branch_kernel:
+            self.branch = Branch(dim, parts.branch_kernel, prefix_tokens, device=device, dtype=dtype)
+            if parts.gate != "none":
+                self.gate = nn.Linear(dim, dim, bias=qkv_bias, device=device, dtype=dtype)
         if parts.position_kernel:
             self.position = DepthwiseConv(dim, parts.position_kernel, device=device, dtype=dtype)
         if parts.local_residual:
@@ -118,12 +135,38 @@ class Attention(nn.Module):
         """Whether time and memory are linear in the number of tokens."""
         return self.mechanism.gain is not None
 
-    def project(self, x: Tensor) -> tuple[Tensor, ...]:
+    def project(
+        self, x: Tensor, grid: tuple[int, int] | None = None, key_mask: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
         """Queries, keys, values and, where there is one, the gate of tokens (B, N, C), each (B, N, H, D).
 
-        Without attention there are neither queries nor keys.
+        Without attention there are neither queries nor keys. Where tokens lie, on which grid and with which mask,
+        matters to a branch alone.
         """
-        return self.qkv(x).unflatten(-1, (-1, self.num_heads, x.shape[-1] // self.num_heads)).unbind(2)
+        if self.branch is None:
+            return self._heads(self.qkv(x))
+        if grid is None:
+            raise ValueError("grid: expected rows and columns, which the convolution of the branch needs, got None")
+        branch = self.branch(x, grid, key_mask)
+        asked = () if self.mechanism is NONE else self._heads(self.qkv(branch))
+        gate = () if self.gate is None else self._heads(self.gate(x))
+        return *asked, *self._heads(branch), *gate
+
+    def _heads(self, x: Tensor) -> tuple[Tensor, ...]:
+        """(B, N, streams * C) as so many streams (B, N, H, D)."""
+        return x.unflatten(-1, (-1, self.num_heads, self.proj.in_features // self.num_heads)).unbind(2)
+
+    def operands(
+        self, query: Tensor, key: Tensor, rotary: tuple[Tensor, Tensor] | None, key_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Mechanism, tuple[Tensor, Tensor] | None]:
+        """Queries, keys, mechanism and tables as the operator gets them: with weighed keys, features in their place."""
+        if not (self.parts.weighed and self.linear):
+            return query, key, self.mechanism, rotary
+        query, key, mechanism = weigh_keys(query, key, self.mechanism, key_mask)
+        if rotary is not None:
+            blocks = key.shape[-1] // rotary[0].shape[-1]  # feature maps may double the width
+            rotary = torch.cat([rotary[0]] * blocks, dim=-1), torch.cat([rotary[1]] * blocks, dim=-1)
+        return query, key, mechanism, rotary
 
     def forward(
         self,
@@ -139,21 +182,21 @@ class Attention(nn.Module):
         Args:
             x: Tokens (B, N, C), N = prefix_tokens + rows * columns.
             grid: Rows and columns.
-            rotary: Tables (N, D) where the parts have positions that turn.
+            rotary: Tables (N, D), or (N, H, D), where the parts have positions that turn.
             key_mask: (B, N), False where there is no token; convolutions see zeros there.
             mean: (B, C), what the local residual makes its kernels from; the mean of the tokens if None.
         """
         self._check(x, grid, rotary)
         if self.mechanism is NONE:
-            value, *gate = self.project(x)
+            value, *gate = self.project(x, grid, key_mask)
             out = self._local(x, value.flatten(2), grid, key_mask, mean)
         else:
-            query, key, value, *gate = self.project(x)
+            query, key, value, *gate = self.project(x, grid, key_mask)
             answer = self._start(query, key, value, rotary, key_mask)
             local = None
             if self.position is not None or self.residual is not None:
                 local = self._local(x, value.flatten(2), grid, key_mask, mean)
-            out = answer().flatten(2)
+            out = answer().flatten(2).to(value.dtype)
             out = out if local is None else out + local
         if self.norm is not None:
             out = self.norm(out)
@@ -170,7 +213,9 @@ class Attention(nn.Module):
         key_mask: Tensor | None,
     ) -> Callable[[], Tensor]:
         """The answers, to be asked for once the convolutions are done: over many devices, states travel meanwhile."""
-        return partial(ops.attention, query, key, value, mechanism=self.mechanism, rotary=rotary, key_mask=key_mask)
+        query, key, mechanism, rotary = self.operands(query, key, rotary, key_mask)
+        value = value.to(query.dtype)
+        return partial(ops.attention, query, key, value, mechanism=mechanism, rotary=rotary, key_mask=key_mask)
 
     def _local(
         self, x: Tensor, value: Tensor, grid: tuple[int, int], key_mask: Tensor | None, mean: Tensor | None
@@ -200,4 +245,5 @@ class Attention(nn.Module):
         if self.mechanism is NONE:
             return f"no attention, num_heads={self.num_heads}"
         kind = "linear" if self.linear else "softmax, quadratic in tokens"
+        kind += ", keys weighed" if self.parts.weighed and self.linear else ""
         return f"{self.mechanism.name} ({kind}), num_heads={self.num_heads}"

@@ -196,9 +196,10 @@ def _known() -> tuple[tuple[type[nn.Module], Reader], ...]:
 
 def _ours(layer: Any, given: Mapping[str, Any], around: Around) -> tuple[Look, ...]:
     x, mask = given["x"], given.get("key_mask")
-    query, key, *_ = layer.project(x)
-    scene = _scene(query, key, layer.mechanism, given["grid"], layer.prefix_tokens)
-    scene = replace(scene, rotary=given.get("rotary"))
+    query, key, *_ = layer.project(x, given["grid"], mask)
+    query, key, mechanism, rotary = layer.operands(query, key, given.get("rotary"), mask)
+    scene = _scene(query, key, mechanism, given["grid"], layer.prefix_tokens)
+    scene = replace(scene, rotary=rotary)
     return (Look(scene, key_mask=mask, real=mask, windows=around.windows(len(x))),)
 
 

@@ -65,7 +65,7 @@ def _layer(
     mean: Tensor | None = None,
 ) -> Layer:
     """What the layer's own forward makes of its input, up to queries and keys; `mean` belongs to the values."""
-    query, key, *_ = module.project(x)
+    query, key, *_ = module.project(x, grid, key_mask)
     tables = None if rotary is None else (rotary[0].double(), rotary[1].double())
     return Layer(
         name,
