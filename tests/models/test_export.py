@@ -25,8 +25,13 @@ SMALL: dict[str, dict[str, Any]] = {
     "inline_pvt": {**SINGLE, "img_size": 32, "mlp_ratios": (2,), "stage_types": "I"},
     "inline_swin": {**SWIN, "window_size": 8, "stage_types": "IS"},
     "inline_cswin": {**SWIN, "split_size": (2, 2), "stage_types": "SI"},
+    "ravlt": {**SINGLE, "mlp_ratios": (2,), "projection": 16, "stage_types": "l"},
+    "mila": {"embed_dim": 8, "depths": (1,), "num_heads": (2,), "mlp_ratio": 2, "num_classes": 5},
+    "rmt": {**PAIR, "num_heads": (2, 2), "mlp_ratios": (2, 2), "projection": 16, "stage_types": "df"},
+    "secvit": {**SINGLE, "mlp_ratios": (2,), "projection": 16, "num_clusters": (4,)},
 }
 WINDOWED = {"inline_swin": "SwinBlock", "inline_cswin": "StripeAttention"}
+FIXED = {**WINDOWED, "secvit": "ClusterAttention"}
 
 
 def build(family: str) -> nn.Module:
@@ -77,6 +82,12 @@ def test_onnx_of_windows_takes_any_batch_of_one_size(one_size: export.Exported) 
     assert one_size.dynamic == ("batch",)
     assert axes(one_size) == ["batch", 3, 32, 48]
     assert one_size.checked == ((1, 3, 32, 48), (3, 3, 32, 48))
+
+
+@pytest.mark.parametrize("family", ["mila", "secvit"])  # RAVLT's and RMT's operations are all in these and the others
+def test_onnx_of_the_networks_of_comparison(family: str) -> None:
+    exported = export.export_onnx(build(family), size=(32, 64))
+    assert exported.dynamic == (("batch",) if family == "secvit" else ("batch", "height", "width"))
 
 
 @pytest.mark.parametrize(("family", "stage_types"), [("mavit", "l"), ("nalaformer", "v"), ("inline_pvt", "I")])
@@ -144,14 +155,14 @@ def _with_gradients(run: Callable[[Tensor], Tensor], model: nn.Module, images: T
 
 
 @pytest.mark.parametrize("family", SMALL)
-def test_windows_alone_fix_the_size(family: str) -> None:
-    assert export.fixing_layer(build(family)) == WINDOWED.get(family)
+def test_windows_and_clusters_alone_fix_the_size(family: str) -> None:
+    assert export.fixing_layer(build(family)) == FIXED.get(family)
 
 
-@pytest.mark.parametrize(("family", "layer"), WINDOWED.items())
-def test_any_size_is_refused_for_windows(family: str, layer: str) -> None:
+@pytest.mark.parametrize(("family", "layer"), FIXED.items())
+def test_any_size_is_refused_for_windows_and_clusters(family: str, layer: str) -> None:
     model = build(family)
-    with pytest.raises(ValueError, match=rf"{type(model).__name__} cuts its maps into windows \({layer}\)"):
+    with pytest.raises(ValueError, match=rf"{type(model).__name__} cuts its maps into windows or clusters \({layer}"):
         export.export_onnx(model, size=(32, 32), dynamic_size=True)
 
 

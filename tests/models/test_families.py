@@ -27,8 +27,20 @@ SMALL: dict[str, dict[str, Any]] = {
     },
     "inline_swin_tiny": {"img_size": 64, "embed_dim": 8, "depths": (1, 2, 2, 2), "num_heads": (1, 2, 4, 8)},
     "inline_cswin_tiny": {"img_size": 64, "embed_dim": 8, "depths": (1, 1, 2, 1), "num_heads": (2, 2, 4, 8)},
+    "ravlt_tiny": {"embed_dims": (8, 16, 24, 32), "depths": (1, 1, 1, 1), "num_heads": (1, 2, 3, 4), "projection": 24},
+    "mila_tiny": {"embed_dim": 8, "depths": (1, 1, 1, 1), "num_heads": (1, 2, 2, 4), "mlp_ratio": 2.0},
+    "rmt_tiny": {"embed_dims": (8, 16, 24, 32), "depths": (1, 1, 1, 1), "num_heads": (1, 2, 3, 4), "projection": 24},
+    "secvit_tiny": {
+        "embed_dims": (8, 16, 24, 32),
+        "depths": (1, 1, 1, 1),
+        "num_heads": (1, 2, 3, 4),
+        "projection": 24,
+        "uneven": True,
+    },
 }
 FAMILIES = sorted(SMALL)
+# Those that are softmax throughout have no mechanism to choose.
+CHOOSING = [name for name in FAMILIES if not name.startswith(("rmt", "secvit"))]
 
 
 def small(name: str, **given: Any) -> Any:
@@ -103,7 +115,7 @@ def test_recomputing_activations_changes_no_gradient(name: str):
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", CHOOSING)
 def test_any_mechanism_takes_the_place_of_the_linear_blocks(name: str):
     images = torch.randn(1, 3, 64, 64)
     answers: list[torch.Tensor] = []
@@ -154,12 +166,22 @@ def test_pretrained_weights_may_have_other_classes_and_channels(name: str, tmp_p
     assert all(torch.equal(own[key], model.state_dict()[key]) for key in shared)
 
 
-@pytest.mark.parametrize("name", ["mavit_tiny", "nalaformer_tiny", "inline_pvt_tiny", "inline_swin_tiny"])
+@pytest.mark.parametrize("name", ["mavit_tiny", "nalaformer_tiny", "inline_pvt_tiny", "inline_swin_tiny", "ravlt_tiny"])
 def test_stage_types_choose_the_linear_blocks(name: str):
     model = small(name, stage_types="SlSv", mechanism="mala")
     first, second, third, fourth = SMALL[name]["depths"]
     assert stages_of(model) == f"{first} softmax, {second} linear, {third} softmax, {fourth} softmax"
     assert f"{second} x mala" in repr(model)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_one_image_has_the_gradient_that_it_has_beside_another(name: str):
+    model = small(name).double()
+    images = torch.randn(2, 3, 64, 64, dtype=torch.float64, requires_grad=True)
+    (both,) = torch.autograd.grad(model(images)[:1].square().sum(), images)
+    alone = images[:1].detach().requires_grad_()
+    (one,) = torch.autograd.grad(model(alone).square().sum(), alone)
+    torch.testing.assert_close(one, both[:1], rtol=1e-8, atol=1e-10)
 
 
 def test_a_mixed_stage_is_linear_first():

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from affinear.layers import LearnedPosition, Windows, mask_of, masked_norm
 from affinear.models.catalogue import names
+from affinear.models.features import Features
 
 SIZES = [(64, 96), (75, 41), (33, 130)]
 SMALL: dict[str, dict[str, Any]] = {
@@ -21,6 +22,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "inline_pvt_tiny": {"embed_dims": (16, 16, 32, 32), "num_heads": (1, 1, 2, 2), "mlp_ratios": (2, 2, 2, 2)},
     "inline_swin_tiny": {"embed_dim": 16, "num_heads": (1, 1, 2, 2), "depths": (2, 2, 2, 2)},
     "inline_cswin_tiny": {"embed_dim": 16, "num_heads": (2, 2, 2, 4), "depths": (1, 1, 2, 1)},
+    "ravlt_tiny": {"embed_dims": (16, 16, 32, 32), "depths": (1, 1, 2, 1), "num_heads": (1, 1, 2, 2), "projection": 8},
+    "mila_tiny": {"embed_dim": 16, "num_heads": (1, 2, 2, 4), "depths": (1, 1, 2, 1)},
 }  # fmt: skip
 CASES = [
     ("mavit_tiny", {}),
@@ -33,12 +36,24 @@ CASES = [
     ("inline_cswin_tiny", {}),
     ("inline_cswin_tiny", {"stage_types": "IIII"}),
     ("inline_swin_tiny", {"stage_types": "IIII"}),
+    ("ravlt_tiny", {}),
+    ("ravlt_tiny", {"stage_types": "llll", "mechanism": "nala"}),
+    ("mila_tiny", {}),
 ]
+UNKNOWING = ("rmt", "secvit")  # these cannot tell padding from image
 
 
 def test_every_hierarchical_family_is_here():
     families = {name.rpartition("_")[0] for name in names() if not name.endswith("_linear")}
-    assert families == {name.rpartition("_")[0] for name in SMALL} | {"inline_deit"}
+    assert families == {name.rpartition("_")[0] for name in SMALL} | {"inline_deit", *UNKNOWING}
+
+
+@pytest.mark.parametrize("family", UNKNOWING)
+def test_a_network_that_cannot_know_padding_refuses_it(family: str):
+    model = timm.create_model(f"{family}_tiny", depths=(1, 1, 1, 1)).eval()
+    assert not Features(f"{family}_tiny", model_args={"depths": (1, 1, 1, 1)}).masks
+    with pytest.raises(ValueError, match=r"mask: expected None, as .* cannot tell padding from image, got one"):
+        model.forward_features(torch.zeros(1, 3, 64, 64), mask=mask_of([(32, 64)], (64, 64)))  # type: ignore[operator]
 
 
 def network(name: str, **given: Any) -> Any:

@@ -5,6 +5,21 @@ from .inline_deit import InLineDeiT
 from .inline_pvt import InLinePVT
 from .inline_swin import InLineSwin
 from .mavit import MAViT
+from .mila import MILA
 from .nalaformer import NaLaFormer
+from .ravlt import RAVLT
+from .rmt import RMT
+from .secvit import SECViT
 
-__all__ = ["InLineCSwin", "InLineDeiT", "InLinePVT", "InLineSwin", "MAViT", "NaLaFormer"]
+__all__ = [
+    "MILA",
+    "RAVLT",
+    "RMT",
+    "InLineCSwin",
+    "InLineDeiT",
+    "InLinePVT",
+    "InLineSwin",
+    "MAViT",
+    "NaLaFormer",
+    "SECViT",
+]

@@ -50,12 +50,13 @@ def rename(name: str, rules: Sequence[Rule]) -> str | None:
 def join_query_and_key_value(state: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Layers that project queries apart from keys and values, put together where ours do all at once."""
     out = dict(state)
-    for name, query in state.items():
+    for name in state:
         before, found, after = name.rpartition(".q.")
-        joined, other = f"{before}.qkv.{after}", f"{before}.kv.{after}"
-        if found and joined in own and other in state:
-            out[joined] = torch.cat((query, state[other]))
-            del out[name], out[other]
+        joined = f"{before}.qkv.{after}"
+        for streams in (("q", "kv"), ("q", "k", "v")):
+            names = [f"{before}.{stream}.{after}" for stream in streams]
+            if found and joined in own and all(part in state for part in names):
+                out[joined] = torch.cat([out.pop(part) for part in names])
     return out
 
 

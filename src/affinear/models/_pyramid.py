@@ -15,7 +15,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..layers import AxialRotary, blank
+from ..layers import blank
 from ..ops import Mechanism
 
 
@@ -58,15 +58,15 @@ class Stage(nn.Module):
 
     Args:
         downsample: From a map, and a mask or None, to a map of half the size; the identity in a first stage.
-        blocks: Each takes a map, a mask or None, and rotary tables if the stage has some; it gives a map of the same
-            size.
-        rotary: Makes the tables that all blocks of the stage share.
+        blocks: Each takes a map, a mask or None, and what `rotary` makes if the stage has it; it gives a map of the
+            same size.
+        rotary: Makes what all blocks of the stage share of a map's places: rotary tables, or more.
         kept: Which of the two rows or columns of a pair must be image for the smaller map to have it: 0 where the
             downsampling rounds an odd side up, 1 where it leaves what is over out.
     """
 
     def __init__(
-        self, downsample: nn.Module, blocks: Sequence[nn.Module], rotary: AxialRotary | None = None, kept: int = 0
+        self, downsample: nn.Module, blocks: Sequence[nn.Module], rotary: nn.Module | None = None, kept: int = 0
     ) -> None:
         super().__init__()
         self.downsample, self.rotary, self.kept = downsample, rotary, kept
@@ -111,6 +111,8 @@ class Pyramid(nn.Module):
     """
 
     stem_pattern = r"^stem"
+    knows_padding = True  # whether a mask keeps padding out of an image's maps
+    divisor = 1  # what sides must be multiples of
     stem_kept = 0  # which of four rows or columns of pixels must be image for the stem's map to have them
 
     def __init__(
@@ -231,6 +233,11 @@ class Pyramid(nn.Module):
 
     def _embed(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The first map and its mask."""
+        if mask is not None and not self.knows_padding:
+            raise ValueError(
+                f"mask: expected None, as {type(self).__name__} cannot tell padding from image, got one; "
+                "give it images of one size at a time"
+            )
         return self.stem(x, mask), None if mask is None else mask[:, self.stem_kept :: 4, self.stem_kept :: 4]
 
     def _run(self, stage: nn.Module, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:

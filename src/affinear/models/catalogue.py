@@ -16,7 +16,18 @@ from ..layers import NONE, LocalResidual
 from ._pyramid import mechanisms_of
 
 SIZES = ("xtiny", "tiny", "small", "medium", "base", "large")
-FAMILIES = ("mavit", "nalaformer", "inline_deit", "inline_pvt", "inline_swin", "inline_cswin")
+FAMILIES = (
+    "mavit",
+    "nalaformer",
+    "inline_deit",
+    "inline_pvt",
+    "inline_swin",
+    "inline_cswin",
+    "ravlt",
+    "mila",
+    "rmt",
+    "secvit",
+)
 
 # ImageNet-1K top-1 in percent, as the papers and their repositories give it. The `_linear` twins are ours: nobody has
 # trained them.
@@ -43,6 +54,19 @@ PUBLISHED = {
     "inline_cswin_tiny": 83.2,
     "inline_cswin_small": 83.8,
     "inline_cswin_base": 84.5,
+    "ravlt_small": 84.4,
+    "ravlt_base": 85.5,  # as MALA's paper quotes it; nobody else gives figures of the other two
+    "mila_tiny": 83.5,
+    "mila_small": 84.4,
+    "mila_base": 85.3,
+    "rmt_tiny": 82.4,
+    "rmt_small": 84.1,
+    "rmt_base": 85.0,
+    "rmt_large": 85.5,
+    "secvit_tiny": 82.6,
+    "secvit_small": 84.2,
+    "secvit_base": 85.0,
+    "secvit_large": 85.6,
 }
 
 

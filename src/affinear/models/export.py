@@ -23,6 +23,7 @@ from torch.export import Dim, ExportedProgram
 from .. import __version__
 from .inline_cswin import StripeAttention
 from .inline_swin import SwinBlock, WindowAttention
+from .secvit import ClusterAttention
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -71,7 +72,7 @@ def export_onnx(
         model: A network of `affinear.models`; others are tried.
         size: Height and width, each at least 32; the only ones that the file takes if it is not dynamic.
         dynamic_size: Whether height and width may be any from 32. None makes it so where the network allows it:
-            networks that cut their maps into windows do not.
+            networks that cut their maps into windows or clusters do not.
         opset: Version of ONNX's operators, from 18.
         progress: Told what is being done, as it takes minutes.
 
@@ -107,7 +108,7 @@ def require() -> None:
 
 
 def fixing_layer(model: nn.Module) -> str | None:
-    """The kind of layer that ties a network's graph to one image size, as windows do; None if there is none.
+    """The kind of layer that ties a network's graph to one image size, as windows and clusters do; None if none does.
 
     Example:
         >>> from affinear.models import InLineCSwin
@@ -117,7 +118,8 @@ def fixing_layer(model: nn.Module) -> str | None:
     """
     for module in model.modules():
         windowed = isinstance(module, SwinBlock) and module.window is not None
-        if windowed or isinstance(module, WindowAttention | StripeAttention):
+        clustered = isinstance(module, ClusterAttention) and module.clusters > 1
+        if windowed or clustered or isinstance(module, WindowAttention | StripeAttention):
             return type(module).__name__
     return None
 
@@ -181,7 +183,7 @@ def _trace(
             if dynamic_size:
                 raise ValueError(_why_fixed(network, "asks how large the image is")) from error
     elif dynamic_size:
-        raise ValueError(_why_fixed(network, f"cuts its maps into windows ({layer})"))
+        raise ValueError(_why_fixed(network, f"cuts its maps into windows or clusters ({layer})"))
     images = torch.zeros(shape)
     return torch.export.export(network, (images,), dynamic_shapes=({0: Dim("batch")},), strict=False), ("batch",)
 

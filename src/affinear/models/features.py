@@ -68,9 +68,10 @@ class Features(nn.Module):
         self.places = _places(name, self.strides, info.reduction())
         self.channels: list[int] = [info.channels()[place] for place in self.places]
         own = getattr(self.body, "model", None)
-        self.masks = isinstance(own, Pyramid | InLineDeiT)
-        # Our networks take any size; the others' sides are made multiples of what the last stage divides by.
-        self.divisor = 1 if self.masks else max(info.reduction())
+        ours = isinstance(own, Pyramid | InLineDeiT)
+        self.masks = ours and not (isinstance(own, Pyramid) and not own.knows_padding)
+        # Most of our networks take any size; the others' sides are made multiples of what the last stage divides by.
+        self.divisor = max(info.reduction()) if not ours else own.divisor if isinstance(own, Pyramid) else 1
         if isinstance(own, Pyramid):
             own.head = nn.Identity()  # its projection would be weights without a gradient
         if norms is None:

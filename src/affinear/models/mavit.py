@@ -16,7 +16,7 @@ from timm.layers import ClassifierHead, DropPath, LayerScale, calculate_drop_pat
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from ..layers import MALA, Attention, AxialRotary, DepthwiseConv, Parts, blank, masked_norm
+from ..layers import MALA, Attention, AxialRotary, DepthwiseConv, blank, masked_norm
 from ..ops import Mechanism
 from ._config import build, config
 from ._names import HEAD_NAMES, Rule
@@ -28,12 +28,20 @@ NORM_EPS = 1e-6
 
 
 class ConvStem(nn.Sequential):
-    """Four 3 x 3 convolutions, of strides 2, 1, 1, 2, from images (B, 3, H, W) to maps (B, H / 4, W / 4, C)."""
+    """Four 3 x 3 convolutions, of strides 2, 1, 1, 2, from images (B, 3, H, W) to maps (B, H / 4, W / 4, C).
 
-    def __init__(self, in_chans: int, dim: int, **dd: Any) -> None:
+    Args:
+        in_chans: Channels of the images.
+        dim: Channels C; half of them until the second stride.
+        early: Whether that is the third convolution's and not the last one's.
+        dd: Device and dtype.
+    """
+
+    def __init__(self, in_chans: int, dim: int, early: bool = False, **dd: Any) -> None:
         half = dim // 2
         super().__init__()
-        sizes = ((in_chans, half, 2), (half, half, 1), (half, half, 1), (half, dim, 2))
+        late = ((half, dim, 2), (dim, dim, 1)) if early else ((half, half, 1), (half, dim, 2))
+        sizes = ((in_chans, half, 2), (half, half, 1), *late)
         for i, (before, after, stride) in enumerate(sizes):
             self.add_module(f"conv{i}", nn.Conv2d(before, after, 3, stride, 1, **dd))
             self.add_module(f"norm{i}", nn.BatchNorm2d(after, **dd))
@@ -86,42 +94,42 @@ class ConvMlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Position convolution, attention and convolutional MLP, each added to the map.
+    """Position convolution, attention and MLP, each added to the map.
 
     Args:
         dim: Channels C.
-        num_heads: Heads.
-        parts: The attention.
-        mlp_ratio: Hidden width of the MLP over C.
+        attn: Takes tokens (B, N, C), their grid, and what the stage knows of places as `rotary`.
+        mlp: Takes maps (B, H, W, C).
         drop_path: Stochastic depth.
-        init_values: Start of the layer scale.
+        init_values: Start of the layer scale; None for no scale.
         second_position: Whether a position convolution stands before the MLP too.
+        eps: Of the norms.
         dd: Device and dtype.
     """
 
     def __init__(
         self,
         dim: int,
-        num_heads: int,
-        parts: Parts,
-        mlp_ratio: float,
+        attn: nn.Module,
+        mlp: nn.Module,
         drop_path: float,
-        init_values: float,
-        second_position: bool,
+        init_values: float | None = None,
+        second_position: bool = False,
+        eps: float = NORM_EPS,
         **dd: Any,
     ) -> None:
         super().__init__()
         self.position1 = DepthwiseConv(dim, 3, **dd)
-        self.norm1 = nn.LayerNorm(dim, eps=NORM_EPS, **dd)
-        self.attn = Attention(dim, num_heads, parts, **dd)
-        self.scale1 = LayerScale(dim, init_values, **dd)
+        self.norm1 = nn.LayerNorm(dim, eps=eps, **dd)
+        self.attn = attn
+        self.scale1 = nn.Identity() if init_values is None else LayerScale(dim, init_values, **dd)
         self.position2 = DepthwiseConv(dim, 3, **dd) if second_position else None
-        self.norm2 = nn.LayerNorm(dim, eps=NORM_EPS, **dd)
-        self.mlp = ConvMlp(dim, int(dim * mlp_ratio), **dd)
-        self.scale2 = LayerScale(dim, init_values, **dd)
+        self.norm2 = nn.LayerNorm(dim, eps=eps, **dd)
+        self.mlp = mlp
+        self.scale2 = nn.Identity() if init_values is None else LayerScale(dim, init_values, **dd)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
-    def forward(self, x: Tensor, mask: Tensor | None, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None, rotary: tuple[Tensor, ...]) -> Tensor:
         """A map of the same size."""
         x = x + self.position1(x, mask)
         grid = (x.shape[1], x.shape[2])
@@ -146,6 +154,34 @@ class ProjectionHead(ClassifierHead):
         """Logits of features (B, C, H, W)."""
         x = self.proj(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         return super().forward(self.act(self.norm(x)), pre_logits)
+
+
+# Of the released networks with this skeleton, whoever wrote them; no two names mean different things.
+SKELETON_NAMES: tuple[Rule, ...] = (
+    *((rf"^patch_embed\.proj\.{3 * i}\.", f"stem.conv{i}.") for i in range(4)),
+    *((rf"^patch_embed\.proj\.{3 * i + 1}\.", f"stem.norm{i}.") for i in range(4)),
+    (r"^layers\.\d+\.(RoPE|Relpos)\.\w+$", None),
+    (r"^layers\.(\d+)\.downsample\.reduction\.", lambda found: f"stages.{int(found[1]) + 1}.downsample.conv."),
+    (r"^layers\.(\d+)\.downsample\.norm\.", lambda found: f"stages.{int(found[1]) + 1}.downsample.norm."),
+    (r"^layers\.(\d+)\.blocks\.", r"stages.\1.blocks."),
+    (r"\.(pos|lepe|dwconv)\.conv\.", r".\1."),
+    (r"\.pos\.", ".position1."),
+    (r"\.cpe(\d)\.", r".position\1."),
+    (r"\.gamma_(\d)$", r".scale\1.gamma"),
+    (r"\.norm(\d)\.norm\.", r".norm\1."),
+    (r"\.retention_layer_norm\.", ".norm1."),
+    (r"\.final_layer_norm\.", ".norm2."),
+    (r"\.retention\.", ".attn."),
+    (r"\.attn\.lepe\.", ".attn.position."),
+    (r"\.attn\.qkv[go]\.", ".attn.qkv."),
+    (r"\.attn\.([qkv])_proj\.", r".attn.\1."),
+    (r"\.attn\.ln\.", ".attn.norm."),
+    (r"\.attn\.out_proj\.", ".attn.proj."),
+    (r"\.ffn\.dwconv\.", ".mlp.conv."),
+    (r"\.ffn\.", ".mlp."),
+    *HEAD_NAMES,
+    (r"^(proj|norm)\.", r"head.\1."),
+)
 
 
 class MAViT(Pyramid):
@@ -179,26 +215,7 @@ class MAViT(Pyramid):
     parts = MALA
     second_position = False
     drawn: tuple[type[nn.Linear | nn.Conv2d], ...] = (nn.Linear, nn.Conv2d)
-    released_names: tuple[Rule, ...] = (
-        *((rf"^patch_embed\.proj\.{3 * i}\.", f"stem.conv{i}.") for i in range(4)),
-        *((rf"^patch_embed\.proj\.{3 * i + 1}\.", f"stem.norm{i}.") for i in range(4)),
-        (r"^layers\.\d+\.RoPE\.angle$", None),
-        (r"^layers\.(\d+)\.downsample\.reduction\.", lambda found: f"stages.{int(found[1]) + 1}.downsample.conv."),
-        (r"^layers\.(\d+)\.downsample\.norm\.", lambda found: f"stages.{int(found[1]) + 1}.downsample.norm."),
-        (r"^layers\.(\d+)\.blocks\.", r"stages.\1.blocks."),
-        (r"\.pos\.", ".position1."),
-        (r"\.cpe(\d)\.", r".position\1."),
-        (r"\.gamma_(\d)$", r".scale\1.gamma"),
-        (r"\.norm(\d)\.norm\.", r".norm\1."),
-        (r"\.attn\.lepe\.", ".attn.position."),
-        (r"\.attn\.qkv[go]\.", ".attn.qkv."),
-        (r"\.attn\.ln\.", ".attn.norm."),
-        (r"\.attn\.out_proj\.", ".attn.proj."),
-        (r"\.ffn\.dwconv\.", ".mlp.conv."),
-        (r"\.ffn\.", ".mlp."),
-        *HEAD_NAMES,
-        (r"^(proj|norm)\.", r"head.\1."),
-    )
+    released_names: tuple[Rule, ...] = SKELETON_NAMES
 
     def __init__(
         self,
@@ -226,9 +243,8 @@ class MAViT(Pyramid):
             blocks = [
                 Block(
                     dim,
-                    heads,
-                    self.parts.over(mechanism if linear[i][j] else "softmax"),
-                    mlp_ratios[i],
+                    Attention(dim, heads, self.parts.over(mechanism if linear[i][j] else "softmax"), **dd),
+                    ConvMlp(dim, int(dim * mlp_ratios[i]), **dd),
                     rates[i][j],  # pyright: ignore[reportIndexIssue]
                     init_values[i],
                     self.second_position,

@@ -13,7 +13,11 @@ from .inline_deit import InLineDeiT
 from .inline_pvt import InLinePVT
 from .inline_swin import InLineSwin
 from .mavit import MAViT
+from .mila import MILA
 from .nalaformer import NaLaFormer
+from .ravlt import RAVLT
+from .rmt import RMT
+from .secvit import SECViT
 
 FAMILIES: dict[str, Callable[..., nn.Module]] = {
     "mavit": MAViT,
@@ -22,14 +26,22 @@ FAMILIES: dict[str, Callable[..., nn.Module]] = {
     "inline_pvt": InLinePVT,
     "inline_swin": InLineSwin,
     "inline_cswin": InLineCSwin,
+    "ravlt": RAVLT,
+    "mila": MILA,
+    "rmt": RMT,
+    "secvit": SECViT,
 }
+# What the released code asks for and ours does not need: the windows of CSwin's linear blocks, which it can only run as
+# large as the map, and the one size of images that MILA takes there.
+IGNORED = {"inline_cswin": {"linear_split_size"}, "mila": {"img_size"}}
 
 
 def build(family: str, config: Mapping[str, Any]) -> nn.Module:
     """A network of a released family from a configuration in the released code's terms.
 
     Args:
-        family: "mavit", "nalaformer", "inline_deit", "inline_pvt", "inline_swin" or "inline_cswin".
+        family: "mavit", "nalaformer", "inline_deit", "inline_pvt", "inline_swin", "inline_cswin", "ravlt", "mila",
+            "rmt" or "secvit".
         config: Arguments of the family's class in `affinear.models`.
 
     Example:
@@ -41,8 +53,8 @@ def build(family: str, config: Mapping[str, Any]) -> nn.Module:
     """
     if family not in FAMILIES:
         raise ValueError(f"family: expected one of {', '.join(FAMILIES)}, got {family!r}")
-    # The windows of CSwin's linear blocks, which the released code can only run as large as the map.
-    return FAMILIES[family](**{name: value for name, value in config.items() if name != "linear_split_size"})
+    ignored = IGNORED.get(family, set())
+    return FAMILIES[family](**{name: value for name, value in config.items() if name not in ignored})
 
 
 def load(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
