@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import timm
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from affinear.layers import AxialRotary
 from affinear.models import RMT, SECViT, released
+from affinear.models.parallel import parallelize
 from affinear.models.rmt import ManhattanAttention, ManhattanPositions
 from affinear.models.secvit import ClusterAttention
 
@@ -175,3 +176,18 @@ def test_fresh_weights_are_drawn_as_released(name: str, kind: type[torch.nn.Modu
     ]
     assert not any(biases) if drawn else all(biases)
     assert (others == []) == drawn
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("ravlt_tiny", "weighs its keys by the mean query of the whole image"),
+        ("mila_tiny", "needs to know the whole map"),
+        ("rmt_tiny", "needs to know the whole map"),
+        ("secvit_tiny", "needs to know the whole map"),
+    ],
+)
+def test_images_in_strips_are_refused(name: str, reason: str):
+    model = timm.create_model(name, device="meta", depths=(1, 1, 1, 1))
+    with pytest.raises(ValueError, match=rf"model: expected layers that strips can serve, but stages.* {reason}"):
+        parallelize(model, cast("Any", None))

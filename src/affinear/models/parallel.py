@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from ..layers import Attention, AxialRotary, LearnedPosition, LocalResidual
+from ..layers import Attention, AxialRotary, ChannelRotary, LearnedPosition, LocalResidual
 from ..layers.strips import (
     InStrips,
     Shrinking,
@@ -31,6 +31,8 @@ from .inline_cswin import StripeAttention
 from .inline_deit import InLineDeiT
 from .inline_pvt import ReducedAttention
 from .inline_swin import SwinBlock, WindowAttention
+from .rmt import ManhattanPositions
+from .secvit import ClusterAttention
 
 KINDS: tuple[tuple[type[nn.Module], type[InStrips]], ...] = (
     (Attention, StripAttention),
@@ -165,6 +167,10 @@ def _check(name: str, module: nn.Module) -> None:
         reason = "is softmax within windows, which strips would cut; choose stage_types that make it linear"
     elif isinstance(module, SwinBlock) and module.window is not None:
         reason = f"looks at windows of {module.window[0]} rows, which strips would cut; choose a window_size of the map"
+    elif isinstance(module, Attention) and module.parts.weighed and module.linear:
+        reason = "weighs its keys by the mean query of the whole image; choose another family, such as MAViT"
+    elif isinstance(module, ChannelRotary | ManhattanPositions | ClusterAttention):
+        reason = "needs to know the whole map; choose another family, such as MAViT"
     elif isinstance(module, SelectAdaptivePool2d) and module.pool_type not in ("avg", ""):
         reason = f"pools by {module.pool_type!r}; choose global_pool='avg', or '' for none"
     elif isinstance(module, InLineDeiT) and module.global_pool == "avg":
