@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import depthwise as kernels
 from .sizes import cdiv, next_power_of_2
-from .starting import start
+from .starting import launch
 
 SHARES = 256  # of the strips, over which gradients of a kernel are summed before they are added up
 
@@ -93,12 +93,14 @@ def _start(
 ) -> None:
     (batch, height, width, channels), side = x.shape, weight.shape[-1]
     s = strip or strip_for(side, height, width, channels, x.element_size())
-    others = [x if other is None else other for other in (added, gate, grad)]
-    start(
+    # For what is not there stands something that is: another map a compiler might make for the purpose.
+    others = [weight if other is None else other for other in (added, gate, grad)]
+    steps = [(0, 0, 0) if other is None else strides(other) for other in (added, gate, grad)]
+    launch(
         kernels.depthwise_kernel,
         (cdiv(width, s.BW) * cdiv(channels, s.BC), cdiv(height, s.R), batch),
         (x, weight, weight if bias is None else bias, *others, out, out_sum),
-        (*strides(x), *(n for other in others for n in strides(other)), height, width, channels),
+        (*strides(x), *steps[0], *steps[1], *steps[2], height, width, channels),
         K=side, FLIP=flip, BIAS=bias is not None, SELF=itself, ADD=added is not None, GATE=gate is not None,
         GRAD=grad is not None, R=s.R, BW=s.BW, BC=s.BC, num_warps=s.warps,
     )  # fmt: skip
@@ -115,12 +117,12 @@ def taps_gradient(
     parts = torch.empty(shares, side * side + 1, channels, dtype=torch.float32, device=x.device)
     grad_weight = torch.empty(weight.shape, dtype=weight.dtype, device=x.device)
     grad_bias = torch.empty(channels, dtype=weight.dtype, device=x.device)
-    start(
+    launch(
         kernels.taps_gradient_kernel, (cdiv(channels, s.BC), shares, 1), (x, grad, parts),
         (*strides(x), *strides(grad), batch, height, width, channels),
         K=side, R=s.R, BW=s.BW, BC=s.BC, num_warps=s.warps,
     )  # fmt: skip
-    start(
+    launch(
         kernels.taps_total_kernel, (side * side + 1, cdiv(channels, 32), 1), (parts, grad_weight, grad_bias),
         (shares, channels), K=side, BS=16, BC=32, num_warps=4,
     )  # fmt: skip
