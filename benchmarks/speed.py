@@ -100,27 +100,28 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[""], help="jobs whose names begin so")
     parser.add_argument("--skip", nargs="+", default=[], help="jobs whose names begin so are left out")
     parser.add_argument("--ready", type=float, default=300, help="seconds after which a job that is not ready is left")
-    parser.add_argument("--kind", default="speed_jobs", help="the module of the jobs")
+    parser.add_argument("--kind", nargs="+", default=["speed_jobs"], help="modules of the jobs")
     parser.add_argument("--list", action="store_true", help="print the names of the jobs")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        return work(arguments.worker, arguments.kind)
+        return work(arguments.worker, arguments.kind[0])
     import importlib
 
-    names = [
-        name
-        for name in importlib.import_module(arguments.kind).jobs()
+    jobs = {name: kind for kind in arguments.kind for name in importlib.import_module(kind).jobs()}
+    chosen = {
+        name: kind
+        for name, kind in jobs.items()
         if any(name.startswith(only) for only in arguments.only)
         and not any(name.startswith(skip) for skip in arguments.skip)
-    ]
+    }
     if arguments.list:
-        print("\n".join(names))
+        print("\n".join(chosen))
         return
-    run(names, arguments)
+    run(chosen, arguments)
 
 
-def run(names: list[str], arguments: argparse.Namespace) -> None:
+def run(chosen: dict[str, str], arguments: argparse.Namespace) -> None:
     """Start all jobs, wait until they are ready, and let them measure in turn."""
     import torch
 
@@ -139,7 +140,7 @@ def run(names: list[str], arguments: argparse.Namespace) -> None:
         draft.rename(arguments.out)
 
     start = time.monotonic()
-    workers = [begin(name, arguments.kind) for name in names]
+    workers = [begin(name, kind) for name, kind in chosen.items()]
     ready: list[Worker] = []
     for worker in workers:
         answer = worker.hear(start + arguments.ready)
