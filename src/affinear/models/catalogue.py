@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import timm
 import torch
-from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..layers import NONE, LocalResidual
 from ._pyramid import mechanisms_of
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 SIZES = ("xtiny", "tiny", "small", "medium", "base", "large")
 FAMILIES = (
@@ -199,6 +201,8 @@ def _blocks(stage: nn.Module) -> str:
 
 def table(rows: list[Entry]) -> Table:
     """The networks for a terminal."""
+    from rich.table import Table
+
     out = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("name", "pixels", "parameters", "GMACs", "blocks of each stage", "top-1", "paper"):
         right = heading in ("pixels", "parameters", "GMACs", "top-1")
