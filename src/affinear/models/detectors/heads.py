@@ -63,7 +63,7 @@ def _box_head(settings: DetectorSettings) -> nn.Module:
     if settings.box_head == "2fc":
         return TwoMLPHead(settings.channels * BOX_SIDE**2, WIDTH)
     shape = (settings.channels, BOX_SIDE, BOX_SIDE)
-    return FastRCNNConvFCHead(shape, [256] * 4, [WIDTH], norm_layer=MAKERS[settings.norm])
+    return FastRCNNConvFCHead(shape, [256] * 4, [WIDTH], norm_layer=MAKERS[settings.box_norm or settings.norm])
 
 
 def _predictor(settings: DetectorSettings, classes: int) -> FastRCNNPredictor:

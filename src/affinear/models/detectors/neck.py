@@ -34,11 +34,13 @@ class Neck(FeaturePyramidNetwork):
         norm: After every convolution.
         coarser: Two more levels by convolutions from the backbone's last map, as RetinaNet has them; else one more, by
             leaving out every second place.
+        relu: Whether the last level comes from the positive part of the one before.
     """
 
-    def __init__(self, in_channels: Sequence[int], channels: int, norm: Norm, coarser: bool) -> None:
+    def __init__(self, in_channels: Sequence[int], channels: int, norm: Norm, coarser: bool, relu: bool = True) -> None:
         super().__init__(list(in_channels), channels, norm_layer=MAKERS[norm])
         self.p6 = self.p7 = None
+        self.relu = relu
         if coarser:
             self.p6 = nn.Conv2d(in_channels[-1], channels, 3, 2, 1)
             self.p7 = nn.Conv2d(channels, channels, 3, 2, 1)
@@ -64,7 +66,7 @@ class Neck(FeaturePyramidNetwork):
         if self.p6 is None or self.p7 is None:
             return [*out, out[-1][:, :, ::2, ::2]]
         six = keep(self.p6(x[-1]), masks[-2])
-        return [*out, six, keep(self.p7(six), masks[-1])]
+        return [*out, six, keep(self.p7(F.relu(six) if self.relu else six), masks[-1])]
 
 
 class Backbone(nn.Module):
@@ -90,7 +92,7 @@ class Backbone(nn.Module):
         self.features = Features(name, used, masked=settings.masked, model_args=dict(model_args or {}))
         if settings.grad_checkpointing:
             self.features.set_grad_checkpointing()
-        self.neck = Neck(self.features.channels, settings.channels, settings.norm, coarser=retina)
+        self.neck = Neck(self.features.channels, settings.channels, settings.norm, retina, settings.relu_between)
         self.keys = ("0", "1", "2", "p6", "p7") if retina else ("0", "1", "2", "3", "pool")
         self.strides = tuple(used[0] * 2**i for i in range(5))
         self.out_channels = settings.channels

@@ -33,11 +33,14 @@ class DetectorSettings:
         channels: Of all maps of the pyramid.
         norm: In pyramid and heads: "layer" normalises every place by itself and so knows neither batch nor padding;
             "group" and "batch" are the usual ones; "none" is what released detectors have.
+        box_norm: In the convolutions of the box head; None for the same as `norm`.
         box_head: Layers before boxes are told: two linear ones, or four convolutions and a linear one.
         class_aware: Of a cascade: whether each class has boxes of its own. The others' classes always have.
         box_loss: Of a cascade: on the numbers of boxes, or "giou" on the boxes. The others are torchvision's.
         aligned: Whether regions are pooled with half a pixel's shift, as they should be.
         sampling: Points in a bin of a region along each side; 0 for as many as it has pixels.
+        relu_between: Of RetinaNet: whether the seventh level comes from the positive part of the sixth. The released
+            ones have nothing between.
         masked: Whether padding is kept out of everything, where the backbone can do that.
         frozen_norm: Whether batch norms of the backbone keep the statistics they came with.
         grad_checkpointing: Whether training recomputes the backbone's activations instead of keeping them.
@@ -63,11 +66,13 @@ class DetectorSettings:
     rois: int = 512
     channels: int = 256
     norm: Norm = "layer"
+    box_norm: Norm | None = None
     box_head: BoxHead = "2fc"
     class_aware: bool = False
     box_loss: BoxLoss = "smooth_l1"
     aligned: bool = True
     sampling: int = 2
+    relu_between: bool = True
     masked: bool = True
     frozen_norm: bool = False
     grad_checkpointing: bool = False
@@ -76,6 +81,8 @@ class DetectorSettings:
         for name, choices in (("kind", Kind), ("norm", Norm), ("box_head", BoxHead), ("box_loss", BoxLoss)):
             if getattr(self, name) not in get_args(choices):
                 raise ValueError(f"{name}: expected one of {', '.join(get_args(choices))}, got {getattr(self, name)!r}")
+        if self.box_norm is not None and self.box_norm not in get_args(Norm):
+            raise ValueError(f"box_norm: expected one of {', '.join(get_args(Norm))} or None, got {self.box_norm!r}")
         if len(self.anchor_sizes) != 5 or min(self.anchor_sizes) <= 0:
             raise ValueError(f"anchor_sizes: expected five sides above 0, one for each level, got {self.anchor_sizes}")
         if not self.anchor_ratios or min(self.anchor_ratios) <= 0:
