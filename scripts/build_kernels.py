@@ -39,7 +39,7 @@ from triton.runtime import JITFunction, driver
 # they are first needed, are not told so.
 os.environ["TRITON_INTERPRET"] = "1"
 import affinear as af
-from affinear.ops import rotary_1d
+from affinear.ops import depthwise, rotary_1d
 
 del os.environ["TRITON_INTERPRET"]
 
@@ -66,8 +66,8 @@ class Case:
     """What calls are made, written as mechanism:width[:dtype[:options]].
 
     Attributes:
-        mechanism: Its name.
-        width: Of keys and of values.
+        mechanism: Its name; or "depthwise", for the passes around convolutions.
+        width: Of keys and of values, or channels.
         dtype: Of tokens.
         options: Some of "rotary", "masked", "packed" and "causal", and at most one of "decode", "short" (sequences that
             one launch serves), "long" (others) and "many" (of many lengths and batch sizes), joined by plus signs. With
@@ -109,6 +109,8 @@ class Case:
 
     def run(self) -> None:
         """Call the library, forwards and backwards."""
+        if self.mechanism == "depthwise":
+            return self.convolve()
         for batch, length in self.sizes:
             query, key, value = (self.tokens(batch, length, heads) for heads in (HEADS, GROUPS, GROUPS))
             options: dict[str, Any] = {"mechanism": self.mechanism, "backend": "triton"}
@@ -123,6 +125,17 @@ class Case:
             else:
                 out = af.attention(query, key, value, causal=self.has("causal"), **options)
                 out.backward(torch.empty_like(out))
+
+    def convolve(self) -> None:
+        """Send a map through the passes around convolutions, a residual one and a gated one."""
+        x, added, gate = (self.tokens(2, 14, 14) for _ in range(3))
+        small, large = (torch.empty(self.width, 1, side, side, requires_grad=True) for side in (3, 5))
+        bias = torch.empty(self.width, requires_grad=True)
+        for out in (
+            depthwise(x, small, bias, itself=True, backend="triton"),
+            depthwise(x, large, bias, added=added, gate=gate, backend="triton"),
+        ):
+            out.backward(torch.empty_like(out))
 
     @torch.no_grad()
     def decode(self, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> None:

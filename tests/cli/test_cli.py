@@ -212,6 +212,14 @@ def test_models_speaks_json():
     assert (entry["name"], entry["parameters"], entry["top1"]) == ("inline_pvt_tiny", 12_032_232, 78.2)
 
 
+def test_models_names_those_of_timm_where_all_are_asked_for():
+    assert run("models", "deit_tiny*").exit_code == 1
+    result = run("models", "deit_tiny*", "--all", "--json")
+    assert result.exit_code == 0, result.output
+    (entry,) = json.loads(result.stdout)
+    assert (entry["name"], entry["parameters"], entry["stages"]) == ("deit_tiny_patch16_224", 5_717_416, "softmax")
+
+
 def test_models_that_are_not_there_are_told():
     result = run("models", "resnet*")
     assert result.exit_code == 1

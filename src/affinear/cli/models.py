@@ -12,6 +12,9 @@ from .common import require, stop
 
 def models(
     pattern: Annotated[str, typer.Argument(help="Which ones, such as 'mavit*' or '*_linear'.")] = "*",
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also timm's own that the papers compare with: EfficientViT, DeiT, Swin ...")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """List the networks: parameters, multiply-adds, which blocks are linear and which softmax, published accuracy."""
@@ -23,12 +26,12 @@ def models(
 
     from affinear.models import catalogue
 
-    total = len(catalogue.names(pattern))
+    total = len(catalogue.names(pattern, everything))
     if not total:
         stop(f"No network is called {pattern!r}; `affinear models` without a pattern lists all.")
     rows: list[catalogue.Entry] = []
     with Console(stderr=True).status("Counting multiply-adds ...") as status:
-        for entry in catalogue.entries(pattern):
+        for entry in catalogue.entries(pattern, everything):
             rows.append(entry)
             status.update(f"Counting multiply-adds ... {len(rows)} of {total} networks, about a second each")
     if as_json:

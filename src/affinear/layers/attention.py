@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -188,20 +188,23 @@ class Attention(nn.Module):
         """
         self._check(x, grid, rotary)
         if self.mechanism is NONE:
-            value, *gate = self.project(x, grid, key_mask)
-            out = self._local(x, value.flatten(2), grid, key_mask, mean)
+            value, *gates = self.project(x, grid, key_mask)
+            out, gate = self._local(x, value.flatten(2), grid, key_mask, mean), _gate(gates)
         else:
-            query, key, value, *gate = self.project(x, grid, key_mask)
-            answer = self._start(query, key, value, rotary, key_mask)
-            local = None
-            if self.position is not None or self.residual is not None:
-                local = self._local(x, value.flatten(2), grid, key_mask, mean)
-            out = answer().flatten(2).to(value.dtype)
-            out = out if local is None else out + local
+            query, key, value, *gates = self.project(x, grid, key_mask)
+            answer, value, gate = self._start(query, key, value, rotary, key_mask), value.flatten(2), _gate(gates)
+            if self._is_one_pass(key_mask):
+                out, gate = self._in_one_pass(answer().flatten(2).to(value.dtype), value, gate, grid)
+            else:
+                local = None
+                if self.position is not None or self.residual is not None:
+                    local = self._local(x, value, grid, key_mask, mean)
+                out = answer().flatten(2).to(value.dtype)
+                out = out if local is None else out + local
         if self.norm is not None:
             out = self.norm(out)
-        if gate:
-            out = out * (F.silu(gate[0]) if self.parts.gate == "silu" else gate[0]).flatten(2)
+        if gate is not None:
+            out = out * (F.silu(gate) if self.parts.gate == "silu" else gate)
         return self.proj_drop(self.proj(out))
 
     def _start(
@@ -216,6 +219,23 @@ class Attention(nn.Module):
         query, key, mechanism, rotary = self.operands(query, key, rotary, key_mask)
         value = value.to(query.dtype)
         return partial(ops.attention, query, key, value, mechanism=mechanism, rotary=rotary, key_mask=key_mask)
+
+    def _is_one_pass(self, key_mask: Tensor | None) -> bool:
+        """Whether what is added to the answers is one convolution over all tokens, and nothing waits for it."""
+        if self.position is None or self.residual is not None:
+            return False
+        return self.position.one_pass and key_mask is None and not self.prefix_tokens
+
+    def _in_one_pass(
+        self, out: Tensor, value: Tensor, gate: Tensor | None, grid: tuple[int, int]
+    ) -> tuple[Tensor, Tensor | None]:
+        """What `_local` adds, and the gate with it where nothing stands between; else the gate is left to do."""
+        assert self.position is not None
+        at_once = None
+        if gate is not None and self.norm is None and self.parts.gate == "linear":
+            at_once, gate = gate.unflatten(1, grid), None
+        out = self.position(value.unflatten(1, grid), added=out.unflatten(1, grid), gate=at_once)
+        return out.flatten(1, 2), gate
 
     def _local(
         self, x: Tensor, value: Tensor, grid: tuple[int, int], key_mask: Tensor | None, mean: Tensor | None
@@ -247,3 +267,8 @@ class Attention(nn.Module):
         kind = "linear" if self.linear else "softmax, quadratic in tokens"
         kind += ", keys weighed" if self.parts.weighed and self.linear else ""
         return f"{self.mechanism.name} ({kind}), num_heads={self.num_heads}"
+
+
+def _gate(gates: Sequence[Tensor]) -> Tensor | None:
+    """The gate as tokens (B, N, C), where there is one."""
+    return gates[0].flatten(2) if gates else None

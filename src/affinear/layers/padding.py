@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 
 
-def mask_of(sizes: Sequence[tuple[int, int]], grid: tuple[int, int], device: torch.device | None = None) -> Tensor:
+def mask_of(
+    sizes: Sequence[tuple[int, int]] | Tensor, grid: tuple[int, int], device: torch.device | None = None
+) -> Tensor:
     """Where a batch of padded images is image, (B, H, W), boolean.
 
     Args:
-        sizes: Rows and columns of each image.
+        sizes: Rows and columns of each image, as pairs, or as a tensor (B, 2), which is taken as it is.
         grid: Rows H and columns W of the batch.
         device: Where the mask lives.
 
@@ -24,13 +26,14 @@ def mask_of(sizes: Sequence[tuple[int, int]], grid: tuple[int, int], device: tor
         >>> mask_of([(1, 2), (2, 3)], (2, 3)).int().tolist()
         [[[1, 1, 0], [0, 0, 0]], [[1, 1, 1], [1, 1, 1]]]
     """
-    for size in sizes:
+    for size in () if isinstance(sizes, Tensor) else sizes:
         if not (1 <= size[0] <= grid[0] and 1 <= size[1] <= grid[1]):
             raise ValueError(
                 f"sizes: expected images of 1 x 1 to {grid[0]} x {grid[1]}, the size of the batch, got {size[0]} x "
                 f"{size[1]}; give rows and columns of each image as it lies in the batch"
             )
-    rows, columns = torch.tensor(sizes, device=device).view(-1, 2).unbind(1)
+    sizes = sizes.to(device) if isinstance(sizes, Tensor) else torch.tensor(sizes, device=device).view(-1, 2)
+    rows, columns = sizes.unbind(1)
     row, column = (torch.arange(side, device=device) for side in grid)
     return (row < rows[:, None])[:, :, None] & (column < columns[:, None])[:, None, :]
 

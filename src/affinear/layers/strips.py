@@ -150,6 +150,8 @@ class InStrips:
 class StripConv(InStrips, _Conv2d):
     """A convolution that asks its neighbours for the rows it needs."""
 
+    one_pass = False  # of a depthwise one
+
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         kernel, stride = self.kernel_size[0], self.stride[0]
         assert not isinstance(self.padding, str)

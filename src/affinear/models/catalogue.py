@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import timm
 import torch
-from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..layers import NONE, LocalResidual
 from ._pyramid import mechanisms_of
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 SIZES = ("xtiny", "tiny", "small", "medium", "base", "large")
 FAMILIES = (
@@ -69,6 +71,33 @@ PUBLISHED = {
     "secvit_large": 85.6,
 }
 
+# What the papers compare with and timm has, as it has it: how it attends, published top-1, paper.
+_EFFICIENTVIT = ("relu linear attention in two of four stages", "EfficientViT, arXiv:2205.14756")
+_DEIT = ("softmax", "DeiT, arXiv:2012.12877")
+_SWIN = ("softmax in windows", "Swin, arXiv:2103.14030")
+_PVT = ("softmax over reduced maps", "PVTv2, arXiv:2106.13797")
+_CONVNEXT = ("no attention", "ConvNeXt, arXiv:2201.03545")
+OTHERS: dict[str, tuple[tuple[str, str], float]] = {
+    "efficientvit_b1": (_EFFICIENTVIT, 79.4),
+    "efficientvit_b2": (_EFFICIENTVIT, 82.1),
+    "efficientvit_b3": (_EFFICIENTVIT, 83.5),
+    "deit_tiny_patch16_224": (_DEIT, 72.2),
+    "deit_small_patch16_224": (_DEIT, 79.8),
+    "deit_base_patch16_224": (_DEIT, 81.8),
+    "swin_tiny_patch4_window7_224": (_SWIN, 81.3),
+    "swin_small_patch4_window7_224": (_SWIN, 83.0),
+    "swin_base_patch4_window7_224": (_SWIN, 83.5),
+    "pvt_v2_b0": (_PVT, 70.5),
+    "pvt_v2_b1": (_PVT, 78.7),
+    "pvt_v2_b2": (_PVT, 82.0),
+    "pvt_v2_b3": (_PVT, 83.2),
+    "pvt_v2_b4": (_PVT, 83.6),
+    "pvt_v2_b5": (_PVT, 83.8),
+    "convnext_tiny": (_CONVNEXT, 82.1),
+    "convnext_small": (_CONVNEXT, 83.1),
+    "convnext_base": (_CONVNEXT, 83.8),
+}
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -79,7 +108,7 @@ class Entry:
         size: Side of the images that parameters, work and accuracy are for.
         parameters: Trainable numbers.
         macs: Multiply-adds for one image, those of attention included.
-        stages: How many blocks of each stage are linear and how many are softmax.
+        stages: How many blocks of each stage are linear and how many are softmax; of timm's own, how it attends.
         top1: Published accuracy in percent; None if nobody published one.
         paper: Its name and arXiv number.
     """
@@ -93,8 +122,12 @@ class Entry:
     paper: str
 
 
-def names(pattern: str = "*") -> list[str]:
+def names(pattern: str = "*", others: bool = False) -> list[str]:
     """Registered names of all families that fit a pattern such as "mavit*", family by family, the smallest first.
+
+    Args:
+        pattern: As `timm.list_models` takes it.
+        others: Whether to name timm's own networks that the papers compare with as well.
 
     Example:
         >>> from affinear.models.catalogue import names
@@ -107,13 +140,12 @@ def names(pattern: str = "*") -> list[str]:
         base = name.removesuffix("_linear")
         return name[len(base) :], SIZES.index(base.rpartition("_")[2])
 
-    return [
-        name for family in FAMILIES for name in sorted(timm.list_models(f"{family}_*"), key=place) if name in matching
-    ]
+    ours = [name for family in FAMILIES for name in sorted(timm.list_models(f"{family}_*"), key=place)]
+    return [name for name in (*ours, *(OTHERS if others else ())) if name in matching]
 
 
-def entries(pattern: str = "*") -> Iterator[Entry]:
-    """The networks that fit a pattern; no weights are made.
+def entries(pattern: str = "*", others: bool = False) -> Iterator[Entry]:
+    """The networks that fit a pattern, and timm's own where they are asked for; no weights are made.
 
     Example:
         >>> from affinear.models.catalogue import entries
@@ -121,17 +153,18 @@ def entries(pattern: str = "*") -> Iterator[Entry]:
         >>> entry.parameters, entry.stages
         (6477736, '12 linear')
     """
-    for name in names(pattern):
+    for name in names(pattern, others):
         model = timm.create_model(name, device="meta").eval()
         config: dict[str, Any] = model.pretrained_cfg  # pyright: ignore[reportAssignmentType]
+        (attends, paper), top1 = OTHERS.get(name, (("", ""), PUBLISHED.get(name)))
         yield Entry(
             name=name,
             size=config["input_size"][-1],
             parameters=sum(parameter.numel() for parameter in model.parameters()),
             macs=count_macs(model, config["input_size"]),
-            stages=stages_of(model),
-            top1=PUBLISHED.get(name),
-            paper=f"{config['paper_name']}, {config['paper_ids']}",
+            stages=attends or stages_of(model),
+            top1=top1,
+            paper=paper or f"{config['paper_name']}, {config['paper_ids']}",
         )
 
 
@@ -168,6 +201,8 @@ def _blocks(stage: nn.Module) -> str:
 
 def table(rows: list[Entry]) -> Table:
     """The networks for a terminal."""
+    from rich.table import Table
+
     out = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("name", "pixels", "parameters", "GMACs", "blocks of each stage", "top-1", "paper"):
         right = heading in ("pixels", "parameters", "GMACs", "top-1")

@@ -78,19 +78,17 @@ class Features(nn.Module):
             norms = any(isinstance(module, nn.LayerNorm) for module in self.body.modules())
         self.norms = nn.ModuleList(LayerNorm2d(dim, eps=1e-6) if norms else nn.Identity() for dim in self.channels)
 
-    def forward(self, images: Tensor, sizes: Sequence[tuple[int, int]] | None = None) -> list[Tensor]:
+    def forward(self, images: Tensor, sizes: Sequence[tuple[int, int]] | Tensor | None = None) -> list[Tensor]:
         """The maps, finest first.
 
         Args:
             images: (B, 3, H, W).
-            sizes: Rows and columns of each image in its place of the batch; None if there is no padding.
+            sizes: Rows and columns of each image in its place of the batch, as pairs or as a tensor (B, 2) beside the
+                images, which nobody waits for; None if there is no padding.
         """
         height, width = images.shape[2:]
-        mask = None
-        if sizes is not None and self.masks and self.masked and any(size != (height, width) for size in sizes):
-            mask = mask_of(sizes, (height, width), images.device)
-        if mask is not None:
-            return self._masked_maps(images, mask)
+        if sizes is not None and self.masks and self.masked and _pads(sizes, (height, width)):
+            return self._masked_maps(images, mask_of(sizes, (height, width), images.device))
         maps = self._maps(images)
         maps = [norm(maps[place]) for place, norm in zip(self.places, self.norms, strict=True)]
         if self.divisor == 1:
@@ -133,6 +131,11 @@ class Features(nn.Module):
     def extra_repr(self) -> str:
         """What `print` shows."""
         return f"{self.name}, strides={self.strides}, masked={self.masks and self.masked}"
+
+
+def _pads(sizes: Sequence[tuple[int, int]] | Tensor, size: tuple[int, int]) -> bool:
+    """Whether an image may be smaller than its place. A tensor is not looked at: that would keep a GPU waiting."""
+    return isinstance(sizes, Tensor) or any(tuple(own) != size for own in sizes)
 
 
 def _create(name: str, pretrained: bool, model_args: dict[str, Any]) -> nn.Module:

@@ -89,8 +89,7 @@ class ConvMlp(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """A map of the same size."""
-        x = self.act(self.fc1(x))
-        return self.fc2(x + self.conv(x, mask))
+        return self.fc2(self.conv(self.act(self.fc1(x)), mask, itself=True))
 
 
 class Block(nn.Module):
@@ -131,13 +130,13 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None, rotary: tuple[Tensor, ...]) -> Tensor:
         """A map of the same size."""
-        x = x + self.position1(x, mask)
+        x = self.position1(x, mask, itself=True)
         grid = (x.shape[1], x.shape[2])
         key_mask = None if mask is None else mask.flatten(1)
         out = self.attn(self.norm1(x).flatten(1, 2), grid, rotary=rotary, key_mask=key_mask).unflatten(1, grid)
         x = x + self.drop_path(self.scale1(out))
         if self.position2 is not None:
-            x = x + self.position2(x, mask)
+            x = self.position2(x, mask, itself=True)
         return x + self.drop_path(self.scale2(self.mlp(self.norm2(x), mask)))
 
 

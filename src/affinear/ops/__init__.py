@@ -1,6 +1,7 @@
 """The operator: tensors in, tensors out, nothing but torch."""
 
 from .attention import attend, attention, summarize, weights
+from .depthwise import depthwise
 from .mechanisms import Mechanism, find, mechanisms, register
 from .rotary import rotary_1d, rotary_2d
 from .state import State
@@ -10,6 +11,7 @@ __all__ = [
     "State",
     "attend",
     "attention",
+    "depthwise",
     "find",
     "mechanisms",
     "register",

@@ -151,7 +151,7 @@ def test_an_old_gpu_is_refused(fresh: pytest.MonkeyPatch):
     fresh.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     fresh.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
     fresh.setattr(torch.version, "hip", None)
-    assert backend._lacks(0) == "expected an NVIDIA GPU as new as Ampere for 'triton', got Tesla T4; choose another one"
+    assert backend.lacks(0) == "expected an NVIDIA GPU as new as Ampere for 'triton', got Tesla T4; choose another one"
 
 
 # Choice

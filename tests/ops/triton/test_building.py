@@ -19,16 +19,16 @@ ROOT = Path(__file__).parents[3]
 OLD_TRITON = next(ROOT.glob(".venv/triton-*"), None)  # the Makefile says which, and puts it there
 # Cases as scripts/build_kernels.py reads them, those on a line in one process: built to the end for one chip ...
 CASES = [
-    "mala:64 mala:64:bfloat16:causal",
+    "mala:64 mala:64:bfloat16:causal depthwise:64",
     "mala:128 mala:64:bfloat16:rotary+decode mala:256:bfloat16:long",
-    "nala:96 mala:64:float32:short mala_released:64:bfloat16:rotary+masked+short",
+    "nala:96 depthwise:96:float32 mala:64:float32:short mala_released:64:bfloat16:rotary+masked+short",
 ]
 # ... and what may differ on others.
 OTHER_CASES = {
     "sm_80": "mala:64:bfloat16:long",
     "gfx942": "mala:64:bfloat16:long nala:64:bfloat16:short",
 }
-OLD_CASES = "mala:64 mala:64:bfloat16:rotary+decode mala:64:bfloat16:causal"
+OLD_CASES = "depthwise:64 mala:64 mala:64:bfloat16:rotary+decode mala:64:bfloat16:causal"
 # Bytes of a thread that may lie outside its registers: in general, and in the forward pass of heads up to 64 wide.
 SPILLED, SPILLED_FORWARD, NARROW = 1024, 128, 64
 FORWARD = ("summarize.summarize_kernel", "attend.attend_kernel", "fused.attention_kernel")

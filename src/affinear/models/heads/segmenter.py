@@ -59,7 +59,7 @@ class Segmenter(nn.Module):
         self.head = HEADS[head](self.backbone.channels, num_classes)
         self.helper = FCN(self.backbone.channels[HELPED], num_classes) if head == "upernet" else None
 
-    def forward(self, images: Tensor, sizes: Sequence[tuple[int, int]] | None = None) -> list[Tensor]:
+    def forward(self, images: Tensor, sizes: Sequence[tuple[int, int]] | Tensor | None = None) -> list[Tensor]:
         """Logits (B, num_classes, H / 4, W / 4); in training the helper's as well, where there is one.
 
         Args:
@@ -71,6 +71,12 @@ class Segmenter(nn.Module):
         if self.helper is not None and self.training:
             logits.append(self.helper(maps[HELPED]))
         return logits
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters that timm's optimizers leave out of weight decay, beside biases and norms."""
+        held: Any = getattr(self.backbone.body, "model", None)
+        own: set[str] = held.no_weight_decay() if hasattr(held, "no_weight_decay") else set()
+        return {f"backbone.body.model.{name}" for name in own}
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Whether training recomputes the backbone's activations instead of keeping them."""

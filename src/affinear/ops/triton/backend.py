@@ -14,6 +14,7 @@ from ..rotary import Rotary, is_for_each_head
 from ..state import State, merge
 from ..tracing import has_tangents, is_compiling, is_transformed
 from . import heads, library
+from .library import INTERPRETED
 from .rules import Rule, rule_of
 
 OLDEST = (3, 6)  # Triton
@@ -162,7 +163,7 @@ def decode(
 
 def why_not(mechanism: Mechanism, tokens: Tensor, values: int, rotary: Rotary | None) -> str | None:
     """Why the kernels cannot serve a call, and what to do; None where they can."""
-    if not tokens.is_cuda and not (library.INTERPRETED and tokens.device.type == "cpu"):
+    if not tokens.is_cuda and not (INTERPRETED and tokens.device.type == "cpu"):
         return f"expected CUDA tensors for 'triton', got {tokens.device}; move them to a GPU"
     if tokens.dtype == torch.float64:
         return "expected float16, bfloat16 or float32 for 'triton', got torch.float64; cast the tokens"
@@ -178,7 +179,7 @@ def why_not(mechanism: Mechanism, tokens: Tensor, values: int, rotary: Rotary | 
         return "expected a call outside torch.func for 'triton', got one inside; use torch.autograd"
     if has_tangents() and not is_compiling():
         return "expected a call outside torch.autograd.forward_ad for 'triton', got one inside; differentiate backward"
-    return _lacks(tokens.device.index)
+    return lacks(tokens.device.index)
 
 
 def known_rule(mechanism: Mechanism) -> Rule | None:
@@ -200,13 +201,13 @@ def _rule(mechanism: Mechanism) -> Rule:
     return rule
 
 
-def _lacks(gpu: int | None) -> str | None:
+def lacks(gpu: int | None) -> str | None:
     """What this machine has not got: a Triton that is new enough, or a GPU that is."""
     return _found_lacking(gpu)
 
 
 # As torch.compiler.assume_constant_result does, which would load the compiler along with the library.
-_lacks._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+lacks._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 @cache

@@ -62,7 +62,7 @@ for _name, _schema in SCHEMAS.items():
 
 
 OPERATORS: dict[str, Any] = {name: getattr(torch.ops.affinear, name).default for name in SCHEMAS}
-_RUNS: dict[str, Function] = {}  # what the dispatcher comes to in the end
+RUNS: dict[str, Function] = {}  # what the dispatcher comes to in the end
 
 
 # What tracing sees of the results, and all there is of them where the batch is empty
@@ -173,7 +173,7 @@ def _implement(name: str, shapes: Function) -> Callable[[Function], Function]:
         torch.library.register_fake(f"affinear::{name}", shapes, lib=LIBRARY)
         for device in ("CUDA", "CPU") if INTERPRETED else ("CUDA",):
             LIBRARY.impl(name, run, device)
-        _RUNS[name] = run
+        RUNS[name] = run
         return function
 
     return register
@@ -317,16 +317,16 @@ def _needed(*args: Any) -> bool:
     return torch.is_grad_enabled() and torch._C._any_requires_grad(*args)  # pyright: ignore[reportPrivateUsage]
 
 
-def _run(name: str, *args: Any) -> Any:
+def run_plainly(name: str, *args: Any) -> Any:
     """Run an operator without thought of gradients."""
     # Where nobody is watching, the dispatcher would only cost microseconds.
     if type(args[0]) is Tensor and not torch._C._len_torch_dispatch_stack():  # pyright: ignore[reportPrivateUsage]
-        return _RUNS[name](*args)
+        return RUNS[name](*args)
     with torch._C._AutoDispatchBelowAutograd():  # pyright: ignore[reportPrivateUsage]
         return OPERATORS[name](*args)
 
 
-def _differentiate(name: str, function: Function) -> Function:
+def differentiate(name: str, function: Function) -> Function:
     """Register what serves an operator where gradients are needed. Returns what runs it, with gradients or without."""
     op = OPERATORS[name]
 
@@ -339,7 +339,7 @@ def _differentiate(name: str, function: Function) -> Function:
     def run(*args: Any) -> Any:
         if is_compiling():
             return op(*args)
-        return function(*args) if _needed(*args) else _run(name, *args)
+        return function(*args) if _needed(*args) else run_plainly(name, *args)
 
     LIBRARY.impl(name, kernel, "Autograd", with_keyset=True)
     return run
@@ -347,24 +347,24 @@ def _differentiate(name: str, function: Function) -> Function:
 
 def _without_gradients(name: str) -> Function:
     op = OPERATORS[name]
-    return lambda *args: op(*args) if is_compiling() else _run(name, *args)
+    return lambda *args: op(*args) if is_compiling() else run_plainly(name, *args)
 
 
-def _keep(ctx: Any, args: tuple[Any, ...], more: Sequence[Tensor]) -> None:
+def keep(ctx: Any, args: tuple[Any, ...], more: Sequence[Tensor]) -> None:
     """Put arguments and further tensors away for the backward pass."""
     ctx.rest = [None if isinstance(x, Tensor) else x for x in args]
     ctx.save_for_backward(*(x if isinstance(x, Tensor) else None for x in args), *more)
     ctx.set_materialize_grads(False)
 
 
-def _kept(ctx: Any) -> tuple[list[Any], list[Tensor]]:
+def kept_by(ctx: Any) -> tuple[list[Any], list[Tensor]]:
     """What `_keep` put away."""
     saved, number = ctx.saved_tensors, len(ctx.rest)
     args = [plain if tensor is None else tensor for tensor, plain in zip(saved, ctx.rest, strict=False)]
     return args, list(saved[number:])
 
 
-def _for_all(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+def for_all(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     """Gradients of all arguments from those of the first ones."""
     return *grads, *[None] * (len(ctx.rest) - len(grads))
 
@@ -374,16 +374,17 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, name: str, *args: Any) -> tuple[Tensor, ...]:
-        return tuple(_run(name, *args))
+        return tuple(run_plainly(name, *args))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         raise RuntimeError(ONCE_ONLY)
 
 
-def _once(name: str) -> Function:
-    several = tuple if SCHEMAS[name].endswith(")") else list
-    run = _differentiate(name, lambda *args: several(_Once.apply(name, *args)))  # pyright: ignore
+def once(name: str) -> Function:
+    """What runs an operator that is a derivative and has none itself."""
+    several = list if str(OPERATORS[name]._schema.returns[0].type) == "List[Tensor]" else tuple
+    run = differentiate(name, lambda *args: several(_Once.apply(name, *args)))  # pyright: ignore
 
     def run_for_one(grad: Tensor, *rest: Any) -> Any:
         if not is_compiling() and stands_for_many(grad):
@@ -393,71 +394,71 @@ def _once(name: str) -> Function:
     return run_for_one
 
 
-_attention_backward_once = _once("attention_backward")
-_summarize_backward_once = _once("summarize_backward")
-_attend_backward_once = _once("attend_backward")
-_causal_backward_once = _once("causal_backward")
+_attention_backward_once = once("attention_backward")
+_summarize_backward_once = once("summarize_backward")
+_attend_backward_once = once("attend_backward")
+_causal_backward_once = once("causal_backward")
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
-        out, *state = _run("attention_forward", *args)
-        _keep(ctx, args, state)
+        out, *state = run_plainly("attention_forward", *args)
+        keep(ctx, args, state)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        args, state = _kept(ctx)
-        return _for_all(ctx, *_attention_backward_once(grads[0], *args, state))
+        args, state = kept_by(ctx)
+        return for_all(ctx, *_attention_backward_once(grads[0], *args, state))
 
 
 class _Summarize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
-        state = _run("summarize", *args)
+        state = run_plainly("summarize", *args)
         ctx.mark_non_differentiable(state[-1])
-        _keep(ctx, args, state)
+        keep(ctx, args, state)
         return tuple(state)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        args, state = _kept(ctx)
-        return _for_all(ctx, *_summarize_backward_once(_as_rows(_filled(grads, state)), *args, state))
+        args, state = kept_by(ctx)
+        return for_all(ctx, *_summarize_backward_once(_as_rows(_filled(grads, state)), *args, state))
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
-        _keep(ctx, args, ())
-        return _run("attend", *args)
+        keep(ctx, args, ())
+        return run_plainly("attend", *args)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        args, _ = _kept(ctx)
+        args, _ = kept_by(ctx)
         grad_query, rows = _attend_backward_once(grads[0], *args)
-        return _for_all(ctx, grad_query, None, *_from_rows(rows, args[2:6]))
+        return for_all(ctx, grad_query, None, *_from_rows(rows, args[2:6]))
 
 
 class _Causal(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
-        out, *kept = _run("causal_forward", *args)
+        out, *kept = run_plainly("causal_forward", *args)
         final = kept[: len(kept) // 2]
         ctx.mark_non_differentiable(final[-1])
-        _keep(ctx, args, kept)
+        keep(ctx, args, kept)
         return out, *final
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        args, kept = _kept(ctx)
+        args, kept = kept_by(ctx)
         (query, _, value), (grad, *grad_final) = args[:3], grads
         if grad is None:
             grad = query.new_zeros(()).expand(*query.shape[:3], value.shape[3])
         final = kept[: len(kept) // 2]
         grad_final = [] if all(x is None for x in grad_final) else _filled(grad_final, final)
         grad_query, grad_key, grad_value, *initial = _causal_backward_once(grad, grad_final, *args, kept)
-        return _for_all(ctx, grad_query, grad_key, grad_value, *[None] * 8, *initial)
+        return for_all(ctx, grad_query, grad_key, grad_value, *[None] * 8, *initial)
 
 
 def _filled(grads: Sequence[Tensor | None], state: Sequence[Tensor]) -> list[Tensor]:
@@ -480,8 +481,8 @@ def _from_rows(rows: Tensor, state: Sequence[Tensor | None]) -> list[Tensor | No
     return [key, value, product.unflatten(2, covariance.shape[2:]), turned[0] if turned else None]  # pyright: ignore
 
 
-attention = _differentiate("attention", _Attention.apply)
-summarize = _differentiate("summarize", lambda *args: list(_Summarize.apply(*args)))  # pyright: ignore
-attend = _differentiate("attend", _Attend.apply)
-causal = _differentiate("causal", lambda *args: list(_Causal.apply(*args)))  # pyright: ignore
+attention = differentiate("attention", _Attention.apply)
+summarize = differentiate("summarize", lambda *args: list(_Summarize.apply(*args)))  # pyright: ignore
+attend = differentiate("attend", _Attend.apply)
+causal = differentiate("causal", lambda *args: list(_Causal.apply(*args)))  # pyright: ignore
 turns, decode, decode_ = (_without_gradients(name) for name in ("turns", "decode", "decode_"))

@@ -6,10 +6,21 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
+import torch
 from torch import Tensor
 
 _MOST = 4096  # launches to remember: many more than a network makes, however many lengths it meets
 _remembered: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+
+
+def launch(
+    kernel: Any, grid: tuple[int, int, int], tensors: tuple[Tensor, ...], numbers: tuple[float, ...], **constants: Any
+) -> None:
+    """`start`, or show a compiler that is watching what to start: its tensors have no addresses."""
+    if type(tensors[0]) in (Tensor, torch.nn.Parameter):
+        start(kernel, grid, tensors, numbers, **constants)
+    else:
+        torch.library.wrap_triton(kernel)[grid](*tensors, *numbers, **constants)
 
 
 def start(

@@ -1,0 +1,260 @@
+"""What `speed.py` measures: every job gets ready in a process of its own, which takes minutes, and is then timed."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import timm
+import torch
+from released_twin import twin
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from affinear.bench import models, timing
+from affinear.bench.cases import FORWARD, TRAINING, Case, Shape, draw
+from affinear.bench.contenders import Contender, fla, ours, sdpa, step
+from affinear.bench.machine import copy_bandwidth
+from affinear.ops.triton import convolving
+
+Row = dict[str, Any]
+Measure = Callable[[], Iterator[Row]]
+GPU, BFLOAT16 = torch.device("cuda"), torch.bfloat16
+SECONDS = 0.1  # of timing, for one row
+BATCH = 128
+STAGES = ((56, 64), (28, 128), (14, 256), (7, 512))  # side and channels of mavit_tiny at 224 pixels
+DIRECTIONS = (FORWARD, TRAINING)
+LONG, STAGE_3 = ("128,1,3136,64", "4,16,16384,128", "2,16,65536,96"), "128,3,196,64"
+CAUSAL = ("8,16,4096,64", "8,16,4096,128", "4,16,16384,128")
+COMPILED, GRAPHED, EAGER = "compiled", "graphed", "eager"
+# Who, at what, how and on how many images.
+NETWORKS = [
+    *(
+        (name, direction, way, 128)
+        for way in (COMPILED, GRAPHED)
+        for direction in ("inference", "training")
+        for name in ("twin_tiny", "mavit_tiny")
+    ),
+    *((name, "inference", GRAPHED, 64) for name in ("twin_base", "mavit_base", "nalaformer_base")),
+    ("twin_tiny", "inference", EAGER, 128),
+]
+
+
+def jobs() -> dict[str, Callable[[], Measure]]:
+    """Everything there is to measure, by name."""
+    found: dict[str, Callable[[], Measure]] = {"copy": copy, "passes": passes, "calls": calls}
+    found |= {f"widths {shape}": lambda shape=shape: widths(shape) for shape in (STAGE_3, *LONG)}
+    found |= {f"causal {shape}": lambda shape=shape: causal(shape) for shape in CAUSAL}
+    found |= {" ".join(map(str, who)): lambda who=who: network(*who) for who in NETWORKS}
+    return found
+
+
+def copy() -> Measure:
+    """Bytes a second of a plain copy, which all shares are of."""
+
+    def measure() -> Iterator[Row]:
+        yield {"what": "copy", "gb_per_s": copy_bandwidth(GPU, 0.5, 2**32)[0]}
+
+    return measure
+
+
+def graph_ms(steps: Sequence[timing.Step]) -> float:
+    """Median milliseconds of a step, replayed as a graph of all of them."""
+    return timing.time_graph(steps, GPU, SECONDS).median
+
+
+def attention_steps(case: Case, contender: Contender, direction: str) -> list[timing.Step]:
+    """The same call over as many inputs as no cache holds."""
+    sets = timing.input_sets(4 * case.tensor_bytes, GPU)
+    return [step(contender, draw(case, GPU, seed), direction) for seed in range(sets)]
+
+
+def attention_rows(table: str, contenders: Sequence[tuple[str, Case, Contender]]) -> Measure:
+    """Rows of some contenders, each called once beforehand, forwards and backwards."""
+    for _, case, contender in contenders:
+        attention_steps(case, contender, TRAINING)[0]()
+
+    def measure() -> Iterator[Row]:
+        for name, case, contender in contenders:
+            for direction in DIRECTIONS:
+                row = {"what": table, "who": name, "shape": str(case.shape), "direction": direction}
+                steps = attention_steps(case, contender, direction)
+                yield {**row, "ms": graph_ms(steps), "gb": case.traffic(direction) / 1e9}
+                del steps
+                gc.collect()
+                torch.cuda.empty_cache()
+
+    return measure
+
+
+def widths(shape: str) -> Measure:
+    """Full attention of one shape: plain, with rotary positions, with nala; SDPA where it is quick."""
+    size = Shape.parse(shape)
+    cases = {
+        "mala": Case(size, BFLOAT16),
+        "rotary": Case(size, BFLOAT16, rotary=True),
+        "nala": Case(size, BFLOAT16, "nala"),
+    }
+    rivals = [(name, case, ours(case, GPU, "triton")) for name, case in cases.items()]
+    if size.tokens <= 4096:
+        rivals.append(("sdpa", cases["mala"], sdpa(cases["mala"])))
+    return attention_rows("widths", rivals)
+
+
+def causal(shape: str) -> Measure:
+    """Causal attention beside fla's operator, which has no feature map, no means and no normaliser."""
+    case = Case(Shape.parse(shape), BFLOAT16, causal=True)
+    rivals = [("mala", case, ours(case, GPU, "triton"))]
+    try:
+        rivals.append(("fla", case, fla()))
+    except ImportError:
+        print(f"causal {shape}: fla cannot be imported, so it is left out", flush=True)
+    return attention_rows("causal", rivals)
+
+
+def calls() -> Measure:
+    """Plain calls: from one to the next, nobody waiting in between, and until the result is there."""
+    case = Case(Shape.parse(STAGE_3), BFLOAT16)
+    made = [
+        (name, direction, step(one, draw(case, GPU, 0), direction))
+        for name, one in (("mala", ours(case, GPU, "auto")), ("sdpa", sdpa(case)))
+        for direction in DIRECTIONS
+    ]
+    for _, _, call in made:
+        call()
+
+    def measure() -> Iterator[Row]:
+        for turn in range(2):
+            for name, direction, call in made:
+                times = timing.time_host(call, GPU, 0.3)
+                waited = timing.collect([timing.time_once(call, GPU) for _ in range(100)])
+                row = {"what": "calls", "who": name, "shape": STAGE_3, "direction": direction, "turn": turn}
+                yield {**row, "ms": times.median, "waited_ms": waited.median}
+
+    return measure
+
+
+def pass_steps(side: int, size: int, channels: int, who: str, direction: str) -> list[timing.Step]:
+    """X + depthwise(x), by cuDNN and a sum, or in one pass, and its gradients."""
+    shape = (BATCH, size, size, channels)
+    sets = timing.input_sets(2 * BATCH * size * size * channels * 2, GPU)
+    weight = torch.randn(channels, 1, side, side, device=GPU) / side
+    bias = torch.randn(channels, device=GPU)
+    narrow = weight.to(BFLOAT16).contiguous(memory_format=torch.channels_last), bias.to(BFLOAT16)
+
+    def cudnn(x: Tensor, grad: Tensor) -> Sequence[Tensor]:
+        training = direction == TRAINING
+        leaves = x, w, b = [t.detach().requires_grad_(training) for t in (x.permute(0, 3, 1, 2), *narrow)]
+        out = x + F.conv2d(x, w, b, padding=side // 2, groups=channels)
+        return [out] if direction == FORWARD else torch.autograd.grad(out, leaves, grad.permute(0, 3, 1, 2))
+
+    def one_pass(x: Tensor, grad: Tensor) -> Sequence[Tensor]:
+        out = convolving.convolve(x, weight, bias, itself=True)
+        if direction == FORWARD:
+            return [out]
+        grad_x = convolving.convolve(grad, weight, None, itself=True, flip=True)
+        return [grad_x, *convolving.taps_gradient(grad, x, weight)]
+
+    call = cudnn if who == "cudnn" else one_pass
+    pairs = [[torch.randn(shape, device=GPU, dtype=BFLOAT16) for _ in range(2)] for _ in range(sets)]
+    return [lambda pair=pair: call(*pair) for pair in pairs]
+
+
+def passes() -> Measure:
+    """Depthwise convolutions with the sum they feed, at the stages of mavit_tiny; its MLPs are 3.5 times as wide."""
+    torch.backends.cudnn.benchmark = True
+    cases = [
+        (side, size, channels * wide // 2)
+        for size, channels in STAGES
+        for side, wide in ((3, 2), (5, 2), (3, 7))
+    ]  # fmt: skip
+    for case in cases:
+        for who in ("cudnn", "ours"):
+            for direction in DIRECTIONS:
+                pass_steps(*case, who, direction)[0]()
+
+    def measure() -> Iterator[Row]:
+        for side, size, channels in cases:
+            for direction in DIRECTIONS:
+                for who in ("cudnn", "ours"):
+                    steps = pass_steps(side, size, channels, who, direction)
+                    shape = f"{BATCH},{size},{size},{channels}"
+                    tensors = 2 if direction == FORWARD else 5
+                    row = {"what": f"depthwise {side}x{side}", "who": who, "shape": shape, "direction": direction}
+                    yield {**row, "ms": graph_ms(steps), "gb": tensors * 2 * BATCH * size * size * channels / 1e9}
+                    del steps
+                    torch.cuda.empty_cache()
+
+    return measure
+
+
+def build(name: str) -> nn.Module:
+    """One of ours, or the twin of a released one."""
+    if name.startswith("twin_"):
+        return twin(name.removeprefix("twin_"))
+    return timm.create_model(name, num_classes=models.CLASSES)
+
+
+def network(name: str, direction: str, way: str, batch: int) -> Measure:
+    """One network: time of a step, of the host alone and of the GPU's kernels, and which of these take longest."""
+    torch.backends.cudnn.benchmark = True
+    torch.manual_seed(0)
+    net = build(name).to(GPU).train(direction == "training")
+    net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    images = torch.randn(batch, 3, 224, 224, device=GPU).contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(models.CLASSES, (batch,), device=GPU)
+    called = net if way == EAGER else models.compiled(net, graphed=way == GRAPHED)
+    if direction == "inference":
+        one = models.inference_step(called, images, BFLOAT16)
+    else:
+        optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+        one = models.training_step(called, optimizer, (images, labels), BFLOAT16)
+    begun = time.perf_counter()
+    for _ in range(4):
+        one()
+    torch.cuda.synchronize()
+    first = time.perf_counter() - begun
+
+    def measure() -> Iterator[Row]:
+        row: Row = {"what": "network", "who": name, "direction": direction, "way": way, "batch": batch}
+        for turn in range(2):
+            for _ in range(3):
+                one()
+            times = timing.collect(models.sample(one, GPU, 25))
+            yield {
+                **row,
+                "turn": turn,
+                "ms": times.median,
+                "images_per_s": 1e3 * batch / times.median,
+                "first_s": first,
+            }
+        yield {**row, "turn": "profile", **profile(one)}
+
+    return measure
+
+
+def profile(one: Callable[[], object], steps: int = 3) -> Row:
+    """What the host needs for a step, what the GPU does in it, and its longest kernels, in milliseconds."""
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    for _ in range(steps):
+        one()
+    host = time.perf_counter() - begun
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        for _ in range(steps):
+            one()
+        torch.cuda.synchronize()
+    kernels: list[tuple[float, float, str]] = [
+        (event.self_device_time_total / steps / 1e3, event.count / steps, event.key[:90])
+        for event in seen.key_averages()
+    ]
+    kernels = sorted((kernel for kernel in kernels if kernel[0] > 0), reverse=True)
+    return {
+        "host_ms": 1e3 * host / steps,
+        "gpu_ms": sum(kernel[0] for kernel in kernels),
+        "launches": sum(kernel[1] for kernel in kernels),
+        "kernels": kernels[:40],
+    }
