@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 
@@ -157,6 +158,7 @@ def test_none_is_the_convolution_under_the_gate(parts: Parts, make: Callable[...
         out, gate = layer.norm(out), torch.nn.functional.silu(gate)
     torch.testing.assert_close(layer(x, GRID, rotary=tables(x)), layer.proj(out * gate))
     assert "no attention" in repr(layer)
+    torch.testing.assert_close(copy.deepcopy(layer)(x, GRID, rotary=tables(x)), layer(x, GRID, rotary=tables(x)))
 
 
 def test_none_needs_something_to_stand_alone():

@@ -104,14 +104,15 @@ class Attention(nn.Module):
             raise ValueError(f"num_heads: expected a divisor of dim = {dim}, got {num_heads}")
         self.num_heads, self.parts, self.prefix_tokens = num_heads, parts, prefix_tokens
         self.mechanism = NONE if parts.mechanism in (None, "none", NONE) else ops.find(parts.mechanism)
-        if self.mechanism is NONE and not parts.position_kernel and not parts.local_residual:
+        self.attends = self.mechanism is not NONE  # kept, since a deep copy of the network has another NONE
+        if not self.attends and not parts.position_kernel and not parts.local_residual:
             raise ValueError(
                 'mechanism: expected attention, as these parts have no convolution that could stand alone, got "none"; '
                 "give them a position_kernel"
             )
         # Without attention there is nothing to ask with or to be found by: values alone, and their gate. A branch has
         # its values already, and the gate is made of what comes before it.
-        asking, gated = self.mechanism is not NONE, parts.gate != "none"
+        asking, gated = self.attends, parts.gate != "none"
         streams = 2 * asking + (not parts.branch_kernel) * (1 + gated)
         self.qkv = nn.Identity()
         if streams:
@@ -148,7 +149,7 @@ class Attention(nn.Module):
         if grid is None:
             raise ValueError("grid: expected rows and columns, which the convolution of the branch needs, got None")
         branch = self.branch(x, grid, key_mask)
-        asked = () if self.mechanism is NONE else self._heads(self.qkv(branch))
+        asked = self._heads(self.qkv(branch)) if self.attends else ()
         gate = () if self.gate is None else self._heads(self.gate(x))
         return *asked, *self._heads(branch), *gate
 
@@ -187,7 +188,7 @@ class Attention(nn.Module):
             mean: (B, C), what the local residual makes its kernels from; the mean of the tokens if None.
         """
         self._check(x, grid, rotary)
-        if self.mechanism is NONE:
+        if not self.attends:
             value, *gates = self.project(x, grid, key_mask)
             out, gate = self._local(x, value.flatten(2), grid, key_mask, mean), _gate(gates)
         else:
@@ -262,7 +263,7 @@ class Attention(nn.Module):
 
     def extra_repr(self) -> str:
         """What `print` shows."""
-        if self.mechanism is NONE:
+        if not self.attends:
             return f"no attention, num_heads={self.num_heads}"
         kind = "linear" if self.linear else "softmax, quadratic in tokens"
         kind += ", keys weighed" if self.parts.weighed and self.linear else ""
