@@ -13,37 +13,45 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..tracing import is_compiling
+
 _functional: Any = torch.ops._c10d_functional  # pyright: ignore[reportPrivateUsage]
 
 
 def start_sum(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Send x off to be summed over ranks. Only `finish_sum` may touch the result; work in between hides the journey."""
-    return _StartSum.apply(x, group.group_name)  # pyright: ignore[reportReturnType]
+    return _StartSum.apply(_at_hand(x, group), group.group_name)  # pyright: ignore[reportReturnType]
 
 
-def finish_sum(pending: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The sum that `start_sum` began."""
-    return _FinishSum.apply(pending, group.group_name)  # pyright: ignore[reportReturnType]
+def finish_sum(pending: Tensor, group: dist.ProcessGroup, device: torch.device) -> Tensor:
+    """The sum that `start_sum` began, on the device of what it was given."""
+    return _FinishSum.apply(pending, group.group_name).to(device)  # pyright: ignore
 
 
 def all_sum(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The sum of x over ranks."""
-    return finish_sum(start_sum(x, group), group)
+    return finish_sum(start_sum(x, group), group, x.device)
 
 
 def gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The x of every rank, (ranks, ...), in order; all have one shape."""
-    return _Gather.apply(x, group.group_name, group.size())  # pyright: ignore[reportReturnType]
+    return _Gather.apply(_at_hand(x, group), group.group_name, group.size()).to(x.device)  # pyright: ignore
 
 
 def shift(x: Tensor, step: int, group: dist.ProcessGroup) -> Tensor:
     """The x of the rank `step` before, zeros where there is none."""
-    return _Shift.apply(x, step, group.group_name, group.rank(), group.size())  # pyright: ignore[reportReturnType]
+    place = group.group_name, group.rank(), group.size()
+    return _Shift.apply(_at_hand(x, group), step, *place).to(x.device)  # pyright: ignore
 
 
 def exchange(x: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup) -> Tensor:
     """Rows of x (N, ...) in pieces, `sent[r]` of them to rank r; `received[r]` rows of rank r come back, in order."""
-    return _Exchange.apply(x, list(sent), list(received), group.group_name)  # pyright: ignore[reportReturnType]
+    return _Exchange.apply(_at_hand(x, group), list(sent), list(received), group.group_name).to(x.device)  # pyright: ignore
+
+
+def _at_hand(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """What the group can send: gloo takes the host's memory alone for most of its messages."""
+    return x.cpu() if x.is_cuda and not is_compiling() and dist.get_backend(group) == "gloo" else x
 
 
 def _launch_sum(x: Tensor, name: str) -> Tensor:

@@ -34,7 +34,7 @@ def start_all_reduce(state: State, group: dist.ProcessGroup) -> Pending:
         return _start_about_means(state, group)
     buffer = _sums(state)
     pending = start_sum(buffer, group)
-    return Pending(lambda: _from_sums(finish_sum(pending, group), state))
+    return Pending(lambda: _from_sums(finish_sum(pending, group, state.device), state))
 
 
 def all_reduce(state: State, group: dist.ProcessGroup) -> State:
@@ -135,7 +135,7 @@ def _start_about_means(state: State, group: dist.ProcessGroup) -> Pending:
     between = outer(state.centre - whole.centre, state.value_mean - whole.value_mean)
     share = (n / count.clamp(min=1))[..., None]
     pending = start_sum(share * (state.covariance + between), group)
-    return Pending(lambda: replace(whole, covariance=finish_sum(pending, group)))
+    return Pending(lambda: replace(whole, covariance=finish_sum(pending, group, state.device)))
 
 
 def _pack(state: State) -> Tensor:
