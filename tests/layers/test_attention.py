@@ -161,11 +161,6 @@ def test_none_is_the_convolution_under_the_gate(parts: Parts, make: Callable[...
     torch.testing.assert_close(copy.deepcopy(layer)(x, GRID, rotary=tables(x)), layer(x, GRID, rotary=tables(x)))
 
 
-def test_a_copy_of_a_layer_without_attention_is_one(make: Callable[..., Attention]):
-    layer, x = make(INLINE.over("none")), tokens()
-    assert torch.equal(copy.deepcopy(layer)(x, GRID), layer(x, GRID))
-
-
 def test_none_needs_something_to_stand_alone():
     with pytest.raises(ValueError, match=r'mechanism: expected attention, .* got "none"; give them a position_kernel'):
         Attention(32, 2, PLAIN.over("none"))
