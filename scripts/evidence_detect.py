@@ -1,11 +1,10 @@
-"""The evidence of detection: nuclei and blood cells from random weights, and the speed of backbones with a pyramid.
+"""The evidence of detection: nuclei and blood cells from random weights, on one GPU, within a given time.
 
-    PYTHONPATH=src:benchmarks python scripts/evidence_detect.py --data ../shared/data --out detect --minutes 9
+    PYTHONPATH=src python scripts/evidence_detect.py --data ../shared/data --out detect --minutes 9
 
 trains every cell that is not there yet, several at a time on one GPU, the first seed of all before the second of any,
 and writes `cells/NAME.json` as each is done; when the time is over nothing new is begun, and the same command goes on.
-`--part table` prints what came out, `--part speed` times backbones. It needs torch, torchvision, timm, accelerate,
-safetensors and numpy.
+`--part table` prints what came out. It needs torch, torchvision, timm, accelerate, safetensors and numpy.
 
 Nuclei: crops of 256 x 256 at their own scale, so that no batch has padding, Mask R-CNN and Cascade Mask R-CNN, judged
 on whole images of the validation half with at most 400 detections an image. Blood cells: RetinaNet on whole images,
@@ -16,7 +15,6 @@ half.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import math
 import os
@@ -24,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +33,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from affinear.models.detectors import Detector, DetectorSettings
-from affinear.models.detectors.neck import Backbone
 from affinear.tasks.detect.coco import Half
 from affinear.tasks.detect.finding import found_of
 from affinear.tasks.detect.opening import Reading, open_coco
@@ -399,100 +396,12 @@ def spread(values: Sequence[float | None]) -> str:
     return f"{statistics.mean(known):.1f}" + (f" ± {statistics.stdev(known):.1f}" if len(known) > 1 else "")
 
 
-# ------------------------------------------------------------------------------------------------ speed
-
-
-class TwinBackbone(torch.nn.Module):
-    """The plain twin of the released network under the same pyramid."""
-
-    def __init__(self, size: str, settings: DetectorSettings) -> None:
-        super().__init__()
-        twin = importlib.import_module("released_twin").twin  # of benchmarks/
-        made = Backbone(f"mavit_{size}", settings)
-        self.net, self.norms, self.neck = twin(size), made.features.norms, made.neck
-
-    def forward(self, images: Tensor) -> list[Tensor]:
-        """The levels."""
-        x, maps = self.net.patch_embed(images), list[Tensor]()
-        for layer, norm in zip(self.net.layers, self.norms, strict=True):
-            tables = layer.RoPE(x.shape[2], x.shape[3])
-            for block in layer.blocks:
-                x = block(x, tables)
-            maps.append(norm(x))
-            x = layer.downsample(x)
-        return self.neck(maps, [None] * 5)
-
-
-def contenders(settings: DetectorSettings, sizes: Sequence[str]) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Ours, twins of the released ones, and networks of others, each under the same pyramid."""
-    for size in sizes:
-        yield f"mavit_{size}", Backbone(f"mavit_{size}", settings)
-        yield f"mavit_{size}_linear", Backbone(f"mavit_{size}_linear", settings)
-        yield f"released twin, {size}", TwinBackbone(size, settings)
-    for name in ("swin_tiny_patch4_window7_224", "resnet50"):
-        yield name, Backbone(name, settings)
-
-
-@torch.no_grad()
-def speed(given: argparse.Namespace) -> None:
-    """Backbone and pyramid at 800 x 1344, batch 8, inference in bfloat16, compiled and as they are."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    batch, height, width = (8, 800, 1344) if device.type == "cuda" else (1, 64, 96)
-    settings = DetectorSettings("mask_rcnn", norm="none")
-    images = torch.randn(batch, 3, height, width, device=device).contiguous(memory_format=torch.channels_last)
-    rows: list[dict[str, Any]] = []
-    for name, network in contenders(settings, given.sizes.split(",")):
-        network.to(device).to(memory_format=torch.channels_last).eval()  # pyright: ignore[reportCallIssue]
-        for compiled in (False, True) if device.type == "cuda" else (False,):
-            torch.compiler.reset()
-            called = torch.compile(network) if compiled else network
-            row = {"who": name, "compiled": compiled, "batch": batch, "height": height, "width": width}
-            try:
-                row |= timed(called, images, device)
-            except torch.OutOfMemoryError:
-                row |= {"ms": None, "error": "out of memory"}
-            rows.append(row)
-            print(json.dumps(row), flush=True)
-            (given.out / "speed.json").write_text(json.dumps(rows, indent=1))
-        del network
-    for size in given.sizes.split(","):
-        for compiled in (False, True):
-            ms = {row["who"]: row["ms"] for row in rows if row["compiled"] == compiled}
-            ours, twin = ms.get(f"mavit_{size}"), ms.get(f"released twin, {size}")
-            if ours and twin:
-                print(
-                    f"mavit_{size}, {'compiled' if compiled else 'eager'}: {twin / ours:.2f} times as fast as the twin"
-                )
-
-
-def timed(network: Any, images: Tensor, device: torch.device) -> dict[str, Any]:
-    """Median milliseconds of a call, and the peak of memory."""
-    cuda = device.type == "cuda"
-    begun = time.monotonic()
-    with torch.autocast(device.type, torch.bfloat16, enabled=cuda):
-        for _ in range(3):
-            network(images)
-        if cuda:
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-        first, times = time.monotonic() - begun, list[float]()
-        for _ in range(15 if cuda else 2):
-            begun = time.perf_counter()
-            network(images)
-            if cuda:
-                torch.cuda.synchronize()
-            times.append(1e3 * (time.perf_counter() - begun))
-    peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else 0.0
-    middle = statistics.median(times)
-    return {"ms": middle, "images_per_s": 1e3 * len(images) / middle, "first_s": first, "peak_gib": peak}
-
-
 def main() -> None:
     """Train, time, or print what came out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="the folder of nuclei/ and bccd/")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--part", choices=("train", "speed", "table"), default="train")
+    parser.add_argument("--part", choices=("train", "table"), default="train")
     parser.add_argument("--only", default="bccd,nuclei")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--parallel", type=int, default=7)
@@ -500,7 +409,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="instead of each plan's own; 2 for a trial")
     parser.add_argument("--batch", type=int, help="instead of each plan's own")
     parser.add_argument("--limit", type=int, help="images that are judged at most, for a trial")
-    parser.add_argument("--sizes", default="tiny,small")
     parser.add_argument("--cell", help="one cell, in this process")
     given = parser.parse_args()
     changes = {name: getattr(given, name) for name in ("steps", "batch") if getattr(given, name) is not None}
@@ -512,8 +420,6 @@ def main() -> None:
     elif given.part == "train":
         train_all(given, plans)
         table(given.out)
-    elif given.part == "speed":
-        speed(given)
     else:
         table(given.out)
 
