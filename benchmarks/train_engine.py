@@ -30,12 +30,15 @@ from torch import nn
 from torch.nn import functional as F
 
 from affinear.bench import machine
+from affinear.tasks.classify import TASK, ClassifySettings, recipe_for
 from affinear.tasks.classify import network as networks
-from affinear.tasks.classify.data import ArraySource, Augment, Batching, Images, Skipped, open_data, ready, train_loader
-from affinear.train import Recipe, recipe_for
+from affinear.tasks.classify.data import ArraySource, Augment, Batching, Images, Skipped, open_data, train_loader
+from affinear.train import Run
 from affinear.train.devices import accelerated, device
+from affinear.train.engine import ready, settled
 from affinear.train.kit import build, make_schedule
 from affinear.train.stepping import Stepper
+from affinear.train.task import Job
 
 BAR = 0.95
 CLASSES = 100
@@ -71,16 +74,16 @@ def engine_against_bare(asked: argparse.Namespace) -> dict[str, Any]:
     pixels = np.random.default_rng(0).integers(0, 256, (count, 3, size, size), dtype=np.uint8)
     source = ArraySource("synthetic", pixels, np.arange(count) % CLASSES)
     images = Images("synthetic", source, source, tuple(map(str, range(CLASSES))), (size, size), 3)
-    recipe = recipe_for(asked.model, "tiny", epochs=1000, batch_size=count, image_size=(size, size), workers=0)
-    recipe = networks.resolve(
-        recipe.changed(compile=False if asked.no_compile else None), asked.model, {}, images, device()
-    )
-    with accelerated(recipe) as accelerator:
-        kit = build(accelerator, recipe, asked.model, {}, images, None, "")
+    setup = recipe_for(asked.model, "tiny", epochs=1000, batch_size=count, image_size=(size, size), workers=0)
+    if asked.no_compile:
+        setup = setup.changed(compile=False)
+    job = settled(Run(asked.model, "synthetic", Path("nowhere"), setup), images)
+    with accelerated(job.recipe) as accelerator:
+        kit = build(accelerator, TASK, job, images)
         stepper, number = Stepper(kit), itertools.count()
         kit.called.train()
-        batch = next(ready(kit.train_batches, kit.normalize))
-        bare = bare_step(asked.model, recipe, batch)
+        batch = next(ready(kit.train_batches, kit.work))
+        bare = bare_step(job, batch)
         turns = {"engine": lambda: stepper.step(itertools.repeat(batch), next(number)), "bare": bare}
         times: dict[str, list[float]] = {name: [] for name in turns}
         for turn in range(asked.rounds + 2):
@@ -96,10 +99,10 @@ def engine_against_bare(asked: argparse.Namespace) -> dict[str, Any]:
     return {"images_per_second": rates, "ratio": ratio, "bar": BAR, "met": ratio >= BAR, "seconds": times}
 
 
-def bare_step(model: str, recipe: Recipe, batch: tuple[torch.Tensor, torch.Tensor]) -> Callable[[], Any]:
+def bare_step(job: Job[ClassifySettings], batch: tuple[torch.Tensor, torch.Tensor]) -> Callable[[], Any]:
     """A step as one would write it without an engine."""
-    images, targets = batch
-    network = networks.create(model, CLASSES, 3, recipe, {}).to(images.device).train()
+    (images, targets), recipe = batch, job.recipe
+    network = networks.create(job).to(images.device).train()
     if recipe.channels_last:
         network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         images = images.contiguous(memory_format=torch.channels_last)
@@ -110,7 +113,7 @@ def bare_step(model: str, recipe: Recipe, batch: tuple[torch.Tensor, torch.Tenso
     def step() -> None:
         with torch.autocast(images.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
             logits = called(images)
-        loss = F.cross_entropy(logits.float(), targets, label_smoothing=recipe.smoothing)
+        loss = F.cross_entropy(logits.float(), targets, label_smoothing=job.settings.smoothing)
         loss.backward()
         nn.utils.clip_grad_norm_(network.parameters(), recipe.clip_grad or 1e9)
         optimizer.step()

@@ -21,8 +21,10 @@ from rich.console import Console
 
 from affinear import compare
 from affinear.compare.screen import Lines, table
+from affinear.tasks.classify import ClassifySettings
 from affinear.tasks.classify.variants import ABLATION, LAYERS, ROTARY, SCORE
-from affinear.train.recipe import parse, parse_model_args
+from affinear.train import Recipe
+from affinear.train.spelling import parse, parse_model_args
 
 PARTS = {
     "score": SCORE,
@@ -43,7 +45,7 @@ SETTINGS: dict[str, Any] = {
 def main() -> int:
     """Run a part, print what came out, and return 1 if something is left to do."""
     given = arguments().parse_args()
-    settings = {**SETTINGS, "epochs": given.epochs, **parse(given.set or [])}
+    settings = {**SETTINGS, "epochs": given.epochs, **parse(given.set or [], Recipe, ClassifySettings)}
     names = given.variants.split(",") if given.variants else PARTS[given.part]
     plan = compare.prepare(
         given.data,
@@ -69,10 +71,10 @@ def tell(results: compare.Results, seconds: float, trained: int) -> None:
     """Print table, findings, and how fast it went."""
     plan, told = results.comparison, compare.conclusions(results)
     console = Console(highlight=False, width=150)
-    console.print(table(told.summaries))
+    console.print(table(told.summaries, plan.task))
     for sentence in (*(finding.sentence for finding in told.findings), *told.limits):
         console.print(sentence, markup=False, soft_wrap=True)
-    images = trained * plan.recipe.epochs * len(plan.images.train)
+    images = trained * plan.recipe.epochs * plan.opened.sizes[0]
     console.print(
         f"{trained} cells in {seconds:.0f} s with {plan.jobs} at a time: {images / seconds:,.0f} images/s over all, "
         f"starting and looking included."

@@ -16,7 +16,9 @@ import torch
 from safetensors.torch import save
 
 from affinear.models.making import make
-from affinear.train import Recipe, load_trained
+from affinear.tasks import load_trained
+from affinear.tasks.classify import TASK, ClassifySettings
+from affinear.train import Recipe, Setup
 
 MODEL = "inline_deit_tiny"
 SMALL: dict[str, Any] = {"depth": 1, "embed_dim": 16, "num_heads": 2, "patch_size": 4}
@@ -37,13 +39,13 @@ def weights(folder: Path, **changes: Any) -> Path:
     """A file of weights as training writes it, but for what is changed in what it says about itself."""
     told = {"num_classes": 2, "img_size": (8, 8), **SMALL}
     tensors = make(MODEL, told).state_dict()
-    recipe = Recipe(image_size=(8, 8), mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bicubic", crop_pct=1.0)
+    shown = ClassifySettings(image_size=(8, 8), mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bicubic", crop_pct=1.0)
+    setup = json.loads(Setup(TASK, Recipe(), shown).to_json())
     about = {
         "model": MODEL,
         "model_args": SMALL,
-        "class_names": ["cat", "dog"],
-        "channels": 3,
-        "recipe": json.loads(recipe.to_json()),
+        "facts": {"class_names": ["cat", "dog"], "channels": 3},
+        **setup,
         **changes,
     }
     path = folder / "weights.safetensors"
@@ -97,7 +99,7 @@ def test_what_weights_say_about_themselves_never_runs_code(attack: int, tmp_path
 
 
 def test_the_same_weights_without_the_attack_are_read(tmp_path: Path):
-    assert load_trained(weights(tmp_path)).class_names == ("cat", "dog")
+    assert load_trained(weights(tmp_path)).job.facts["class_names"] == ["cat", "dog"]
 
 
 def guarded(work: str, *given: Path) -> None:
@@ -132,7 +134,7 @@ def test_reading_weights_runs_and_opens_nothing_else(tmp_path: Path):
     guarded(
         """
         from affinear.models.checkpoints import convert, read
-        from affinear.train import load_trained
+        from affinear.tasks import load_trained
         from affinear.tasks.classify.predict import predict
         from PIL import Image
 

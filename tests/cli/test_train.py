@@ -39,7 +39,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_leaves_all_its_files(folder: Path):
     names = {path.name for path in folder.iterdir()}
-    assert {"run.json", "log.jsonl", "best.safetensors", "last.safetensors", "curves.png", "tensorboard"} <= names
+    assert {
+        "run.json",
+        "log.jsonl",
+        "best.safetensors",
+        "last.safetensors",
+        "curves.png",
+        "report.html",
+        "tensorboard",
+    } <= names
     assert len([name for name in names if name.startswith("step-")]) == 1
 
 
@@ -58,7 +66,7 @@ def test_eval_tells_what_training_told(folder: Path):
     assert result.exit_code == 0, result.output
     score = json.loads(result.stdout)
     last = json.loads((folder / "log.jsonl").read_text().splitlines()[-1])
-    assert (score["top1"], score["top5"], score["images"]) == (last["top1"], last["top5"], 359)
+    assert (score["top1"], score["top5"], score["images"]) == (last["test"]["top1"], last["test"]["top5"], 359)
     assert [part["name"] for part in score["classes"]] == list("0123456789")
     told = run("eval", folder, "--data", "digits", "--workers", "0")
     assert f"top-1 {score['top1']:.2%}" in told.stdout
@@ -86,7 +94,7 @@ def test_a_dry_run_plans_and_writes_nothing(tmp_path: Path):
     result = run(*TRAIN.split(), "--output", tmp_path / "run", "--dry-run", "--set", "ema_decay=0.99")
     assert result.exit_code == 0, result.output
     for word in (
-        "5: 1 epochs of 5 steps of 256 images",
+        "5: 1 epochs of 5 steps of 256 samples",
         "learning rate",
         "memory",
         '"ema_decay": 0.99',

@@ -17,11 +17,12 @@ from affinear import cli
 from affinear.compare import cells, experiment
 from affinear.compare.cells import CELL, Cell, Outcome, run_cell
 from affinear.compare.experiment import Comparison, parse_seeds, prepare, run
-from affinear.compare.findings import conclude, findings, student, summarise
+from affinear.compare.findings import Finding, conclude, findings, student, summarise
 from affinear.compare.screen import Lines, Live, row
 from affinear.compare.workers import run_cells
-from affinear.train import Interrupted
-from affinear.train.records import EpochRecord
+from affinear.tasks.classify import TASK
+from affinear.train import Interrupted, Measure
+from affinear.train.records import Record
 
 QUICK = ("--mechanisms", "linear", "--set", "batch_size=48", "--limit", "96", "--quick", "--jobs", "0")
 TINY: dict[str, Any] = {"limit": 96, "jobs": 0, "epochs": 1, "batch_size": 48}
@@ -40,8 +41,12 @@ def count(plan: Comparison) -> int:
     return sum(weight.numel() for weight in network.parameters())
 
 
-def outcome(name: str, seed: int, top1: float) -> Outcome:
-    return Outcome(name, seed, top1=top1, parameters=5)
+def outcome(name: str, seed: int, value: float) -> Outcome:
+    return Outcome(name, seed, value=value, parameters=5)
+
+
+def judged(cells: list[Outcome], names: list[str], samples: int, metric: Measure = TASK.metric) -> list[Finding]:
+    return findings(summarise(cells, names, metric), metric, samples)
 
 
 def test_a_comparison_has_numbers_of_every_cell_and_does_not_train_them_again(
@@ -54,9 +59,9 @@ def test_a_comparison_has_numbers_of_every_cell_and_does_not_train_them_again(
     by_name = {one.variant: one for one in results.outcomes}
     for name, one in by_name.items():
         assert not one.error
-        assert 0 <= one.top1 <= 1
+        assert 0 <= one.value <= 1
         assert len(one.curve) == 1
-        assert one.images_per_second > 0
+        assert one.per_second > 0
         assert one.step_memory > 12 * one.parameters  # weights, and two numbers of the optimizer for each
         assert len(one.attention.maps) == 4 * 3
         assert all(len(drawn.weights) == 16 and drawn.grid == (4, 4) for drawn in one.attention.maps)
@@ -74,7 +79,8 @@ def test_a_comparison_has_numbers_of_every_cell_and_does_not_train_them_again(
         raise AssertionError("a cell that is through was trained again")
 
     monkeypatch.setattr(experiment, "run_cell", never)
-    assert set(run(plan).outcomes) == set(results.outcomes)
+    by_title = {one.variant: one for one in run(plan).outcomes}
+    assert by_title == by_name
     assert run(tiny(tmp_path, "mala+rotary", seeds=1)).outcomes == (by_name["mala+rotary"],)
 
 
@@ -82,15 +88,15 @@ def test_an_interrupted_cell_goes_on_and_ends_as_if_nothing_had_happened(tmp_pat
     whole, halves = (tiny(tmp_path / name, "mala", seeds=[3], epochs=2) for name in ("whole", "halves"))
     expected = run(whole).outcomes[0]
 
-    def interrupt(record: EpochRecord) -> None:
+    def interrupt(record: Record) -> None:
         raise Interrupted("stopped", signal.SIGINT)
 
     experiment.enter(halves)
     with pytest.raises(Interrupted):
-        run_cell(halves.cells[0], interrupt, halves.images)
+        run_cell(halves.cells[0], interrupt, halves.opened)
     assert not (halves.cells[0].folder / CELL).exists()
     found = run(halves).outcomes[0]
-    assert (found.top1, found.attention) == (expected.top1, expected.attention)
+    assert (found.value, found.attention) == (expected.value, expected.attention)
     assert [record.train_loss for record in found.curve] == [record.train_loss for record in expected.curve]
 
 
@@ -113,7 +119,7 @@ def test_a_cell_that_fails_leaves_the_others_and_is_tried_again(tmp_path: Path, 
     results = run(plan)
     assert [one.error for one in results.outcomes] == ["The loss of step 2 is not finite", ""]
     told = experiment.conclusions(results)
-    assert row(told.summaries[0])[1] == "failed"
+    assert row(told.summaries[0], TASK.metric)[1] == "failed"
     assert "linear, seed 0 failed: The loss of step 2 is not finite" in told.limits
     monkeypatch.undo()
     assert not any(one.error for one in run(plan).outcomes)
@@ -136,7 +142,7 @@ def test_a_folder_of_something_else_is_refused_with_the_differences(tmp_path: Pa
 
 
 def test_networks_that_are_no_trunk_keep_their_positions(tmp_path: Path):
-    assert prepare(model="inline_deit_tiny", **TINY).variants == experiment.OTHERS
+    assert prepare(model="inline_deit_tiny", **TINY).variants == ("softmax", "linear", "inline", "nala", "mala")
     assert prepare(model="resnet10t", **TINY).variants == ("own",)
     with pytest.raises(ValueError, match="its positions are its own"):
         prepare(model="inline_deit_tiny", mechanisms=["mala+rotary"], **TINY)
@@ -192,15 +198,24 @@ def test_seeds_that_disagree_decide_nothing_and_seeds_that_agree_do():
     cells = [outcome("mala", s, t) for s, t in enumerate((0.90, 0.91, 0.92))]
     cells += [outcome("linear", s, t) for s, t in enumerate((0.915, 0.90, 0.92))]
     cells += [outcome("softmax", s, t) for s, t in enumerate((0.80, 0.81, 0.82))]
-    found = {(one.first, one.second): one for one in findings(summarise(cells, ["softmax", "linear", "mala"]), 10_000)}
+    found = {(one.first, one.second): one for one in judged(cells, ["softmax", "linear", "mala"], 10_000)}
     same, better = found["mala", "linear"], found["mala", "softmax"]
     assert not same.decided
     assert "three seeds cannot decide" in same.sentence
     assert better.decided
     assert better.difference == pytest.approx(10)
     assert better.sentence.startswith("mala is better than softmax by 10.0 points")
-    few = findings(summarise(cells, ["softmax", "mala"]), 20)[0]
+    few = judged(cells, ["softmax", "mala"], 20)[0]
     assert not few.decided  # the same accuracies over twenty images
+
+
+def test_where_less_is_better_less_wins():
+    words = Measure("wer", "WER", higher_is_better=False, form=".2f")
+    cells = [outcome("mala", s, t) for s, t in enumerate((5.0, 5.1, 5.2))]
+    cells += [outcome("linear", s, t) for s, t in enumerate((9.0, 9.1, 9.2))]
+    found = judged(cells, ["linear", "mala"], 10, words)[0]
+    assert found.decided
+    assert found.sentence.startswith("mala is better than linear by 4.00 WER;")
 
 
 def test_two_seeds_that_agree_by_chance_do_not_decide():
@@ -210,13 +225,13 @@ def test_two_seeds_that_agree_by_chance_do_not_decide():
         outcome("linear", 0, 0.947),
         outcome("linear", 1, 0.947),
     ]
-    found = findings(summarise(cells, ["linear", "mala"]), 360)[0]
+    found = judged(cells, ["linear", "mala"], 360)[0]
     assert found.spread == 0
     assert not found.decided
 
 
 def test_one_seed_says_so():
-    told = conclude([outcome("mala", 0, 0.9), outcome("linear", 0, 0.5)], ["mala", "linear"], 100)
+    told = conclude([outcome("mala", 0, 0.9), outcome("linear", 0, 0.5)], ["mala", "linear"], TASK, 100)
     assert told.summaries[0].spread is None
     assert not told.findings[0].decided
     assert "one seed" in told.findings[0].sentence
@@ -229,9 +244,9 @@ def test_the_screens_say_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFix
     from rich.console import Console
 
     plan = tiny(tmp_path)
-    record = EpochRecord(1, 2, 1.0, 1e-3, 1.0, 10.0, 1.0, 0.5, 0.9)
+    record = Record(1, 2, 1.0, 1e-3, 1.0, 10.0, {"top1": 0.5})
     for screen in (Lines(), Live(Console(file=sys.stderr, force_terminal=True))):
-        screen.begin(plan.variants, plan.seeds, 2, [])
+        screen.begin(plan.variants, plan.seeds, 2, [], TASK.metric)
         screen.started(plan.cells[0])
         screen.epoch(plan.cells[0], record)
         assert "0 of 4 cells, about" in screen.progress()
@@ -277,7 +292,7 @@ def test_processes_are_saved_when_stopped_and_a_dead_one_is_told(tmp_path: Path)
     plan = tiny(tmp_path, "linear", "mala", epochs=1000, seeds=1, jobs=2)
     outcomes: list[Outcome] = []
 
-    def listen(cell: Cell, record: EpochRecord) -> None:
+    def listen(cell: Cell, record: Record) -> None:
         # The first to speak is killed; once the other has spoken twice, Ctrl-C comes.
         if not killed:
             killed.append(cell.variant)

@@ -10,12 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from affinear.compare.cells import Attention, Map, Outcome, chosen
+from affinear.compare.cells import Outcome
 from affinear.compare.experiment import Comparison, Results
 from affinear.compare.report import html
-from affinear.tasks.classify.images import in_memory
-from affinear.train import Recipe
-from affinear.train.records import EpochRecord
+from affinear.lens.glance import Attention, Map
+from affinear.tasks.classify import TASK, ClassifySettings
+from affinear.tasks.classify.images import Images, in_memory
+from affinear.tasks.classify.trial import chosen
+from affinear.train import Recipe, Setup
+from affinear.train.records import Record
 
 NAMES = ("softmax", "linear", "mala", "mala+rotary")
 VOID = {"meta", "img"}  # written without an end
@@ -52,24 +55,23 @@ def plan_of(seeds: int) -> Comparison:
         return generator.integers(0, 255, (count, 1, 8, 8), np.uint8), generator.integers(0, 2, count)
 
     images = in_memory("two <kinds>", half(40), half(20), ("a & b", "c"))
-    recipe = Recipe(epochs=3, image_size=(8, 8))
-    return Comparison("affinear_trunk_micro", "digits", images, NAMES, tuple(range(seeds)), recipe, Path("nowhere"))
+    setup = Setup(TASK, Recipe(epochs=3), ClassifySettings(image_size=(8, 8)))
+    return Comparison("affinear_trunk_micro", "digits", images, NAMES, tuple(range(seeds)), setup, Path("nowhere"))
 
 
 def outcome_of(plan: Comparison, name: str, seed: int) -> Outcome:
     generator = np.random.default_rng()
     curve = tuple(
-        EpochRecord(e, 10 * e, 2.0 / e, 1e-3, 1.0, 50.0, 1.0, float(generator.uniform(0.5, 0.9)), 1.0)
-        for e in (1, 2, 3)
+        Record(e, 10 * e, 2.0 / e, 1e-3, 1.0, 50.0, {"top1": float(generator.uniform(0.5, 0.9))}) for e in (1, 2, 3)
     )
+    assert isinstance(plan.opened, Images)
     maps = tuple(
         Map(number, f"blocks.{layer}.attn", 5, (4, 4), tuple(generator.normal(1, 2, 16).tolist()))
-        for number, _ in chosen(plan.images.test, 4)
+        for number, _ in chosen(plan.opened.test, 4)
         for layer in (0, 1, 2)
     )
-    return Outcome(
-        name, seed, "", curve[-1].top1 or 0.0, 1000, 50.0, 2**20, 3.0, curve, Attention(-0.5, 0.25, 1e-6, maps)
-    )
+    value = (curve[-1].test or {})["top1"]
+    return Outcome(name, seed, "", value, 1000, 50.0, 2**20, 3.0, curve, Attention(-0.5, 0.25, 1e-6, maps))
 
 
 def results_of(seeds: int = 2) -> Results:
@@ -95,7 +97,7 @@ def test_the_page_has_every_variant_curve_map_and_sentence():
     for name in NAMES:
         assert page.text.count(name) > 5
     for outcome in results.outcomes:
-        assert f"{100 * outcome.top1:.2f} %" in page.text
+        assert f"{100 * outcome.value:.1f} %" in page.text
     assert page.tags.count("img") == 4 * (1 + 3 * len(NAMES))
     assert page.tags.count("svg") == len(NAMES) + 3
     assert page.tags.count("circle") == len(results.outcomes)

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from affinear.models.about import about
 from affinear.train import checkpoint, manifest
+from affinear.train.about import About, about
 from affinear.train.checkpoint import Position, Snapshot
 from affinear.train.faults import RunError, SaveError
-from affinear.train.records import EpochRecord
+from affinear.train.records import Record
 
-RECORD = EpochRecord(1, 3, 2.0, 1e-3, 1.5, 100.0, 2.1, 0.5, 0.75)
+RECORD = Record(1, 3, 2.0, 1e-3, 1.5, 100.0, {"loss": 2.1, "top1": 0.5})
 
 
 class Died(BaseException):
@@ -30,7 +30,7 @@ class Died(BaseException):
 def snapshot_of(step: int) -> Snapshot:
     tensors = {"a.weight": torch.full((3, 4), float(step)), "a.bias": torch.randn(3)}
     rest = {"optimizer": {"state": {0: {"step": torch.tensor(float(step))}}, "param_groups": []}, "scaler": None}
-    return Snapshot(Position(step, (RECORD,), 0.5, 1, 0.25, 2.5, (("train", 7),)), tensors, tensors, rest)
+    return Snapshot(Position(step, (RECORD,), 0.5, 1, 3, 0.25, 2.5, (("train", 7),)), tensors, tensors, rest)
 
 
 def test_what_is_saved_comes_back(tmp_path: Path):
@@ -224,11 +224,10 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path):
 
 def test_weights_tell_what_they_belong_to(tmp_path: Path):
     path = tmp_path / "best.safetensors"
-    told = {"model": "mavit_tiny", "model_args": {}, "class_names": ["猫", "dog"], "channels": 3, "recipe": {}}
-    checkpoint.save_weights(path, {"a": torch.ones(2)}, {**told, "epoch": 3})
-    found = about(path)
-    assert found is not None
-    assert (found.model, found.class_names, found.others) == ("mavit_tiny", ("猫", "dog"), {"epoch": 3})
+    told: dict[str, Any] = {"model": "mavit_tiny", "model_args": {"depth": 3}, "recipe": {"lr": 0.5}}
+    own: dict[str, Any] = {"task": "classify", "settings": {"mixup": 0.5}, "facts": {"class_names": ["猫", "dog"]}}
+    checkpoint.save_weights(path, {"a": torch.ones(2)}, {**told, **own, "data": "pets"})
+    assert about(path) == About(**told, **own, others={"data": "pets"})
     assert os.listdir(tmp_path) == ["best.safetensors"]
 
 

@@ -126,5 +126,5 @@ def test_a_count_is_for_one_data_set(tmp_path: Path):
     images = photos(tmp_path, [])
     data.train_loader(images, batching(), skipped)
     data.train_loader(images, batching(), skipped)
-    with pytest.raises(ValueError, match="counts other train images already; make a new Skipped"):
+    with pytest.raises(ValueError, match="counts other train samples already; make a new Skipped"):
         data.train_loader(data.open_data(str(tmp_path)), batching(), skipped)

@@ -33,7 +33,7 @@ from torch.distributed.fsdp import fully_shard
 
 import affinear.models
 from affinear.train.checkpoint import Position, load, save
-from affinear.tasks.classify.data import Skipped
+from affinear.train.corrupt import Skipped
 from affinear.train.state import load_into, snapshot
 
 SMALL = dict(depth=1, embed_dim=16, num_heads=2, patch_size=4, img_size=8, in_chans=1, num_classes=3)
@@ -48,7 +48,7 @@ def kit():
     accelerator = Stub(distributed_type=DistributedType.FSDP, scaler=None)
     schedule = Stub(step_update=lambda step: None)
     return Stub(accelerator=accelerator, called=network, network=network, optimizer=optimizer, average=None,
-                schedule=schedule, skipped=Skipped())
+                schedule=schedule, work=Stub(skipped=Skipped()))
 
 def train(parts, first, last):
     for step in range(first, last):

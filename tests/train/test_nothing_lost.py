@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from affinear.tasks import evaluate
+from affinear.tasks.classify import recipe_for
 from affinear.tasks.classify.data import open_data
-from affinear.train import Run, RunError, curves, evaluate, recipe_for, train
+from affinear.train import Run, RunError, curves, train
 
 MODEL = "affinear_trunk_micro"
 SMALL: dict[str, Any] = {"depth": 1, "embed_dim": 16, "num_heads": 2, "img_size": 8}
@@ -35,7 +37,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lost")
     pictures(folder / "data")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(curves, "draw", lambda output, epochs: (output / curves.NAME).write_bytes(b""))
+        patch.setattr(curves, "draw", lambda output, *given: (output / curves.NAME).write_bytes(b""))
         train(run_in(folder))
     return folder
 

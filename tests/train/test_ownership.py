@@ -20,7 +20,8 @@ import pytest
 
 from affinear.compare.experiment import prepare
 from affinear.compare.experiment import run as compare
-from affinear.train import Run, recipe_for, train
+from affinear.tasks.classify import recipe_for
+from affinear.train import Run, train
 from affinear.train.faults import OtherRun, SaveError
 from affinear.train.ownership import OWNER, owned
 

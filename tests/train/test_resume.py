@@ -17,8 +17,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from affinear.tasks.classify import recipe_for
 from affinear.tasks.classify.data import ArraySource, Images
-from affinear.train import Interrupted, Progress, Run, checkpoint, curves, manifest, recipe_for, signals, train
+from affinear.train import Interrupted, Progress, Run, checkpoint, curves, manifest, signals, train
 from affinear.train.records import read_log
 
 MODEL = "mavit_tiny"  # has batch norms, whose statistics have to come back too
@@ -29,7 +30,7 @@ STEPS = 8
 @pytest.fixture(autouse=True, scope="module")
 def no_curves() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(curves, "draw", lambda output, epochs: (output / curves.NAME).write_bytes(b""))
+        patch.setattr(curves, "draw", lambda output, *given: (output / curves.NAME).write_bytes(b""))
         yield
 
 
@@ -47,7 +48,7 @@ def images() -> Images:
 def whole(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that nothing happened to."""
     run = run_of(tmp_path_factory.mktemp("run") / "whole")
-    train(run, images=images)
+    train(run, data=images)
     return run.output
 
 
@@ -81,7 +82,7 @@ def same(one: Path, other: Path) -> None:
 
 
 def timeless(line: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in line.items() if name not in ("seconds", "images_per_second")}
+    return {name: value for name, value in line.items() if name not in ("seconds", "per_second")}
 
 
 def in_a_child(work: Callable[[], Any], then: Callable[[int], None] = lambda child: None) -> int:
@@ -107,7 +108,7 @@ class Bomb(Progress):
     def __init__(self, step: int, number: int, times: int = 1) -> None:
         self.last, self.number, self.times = step, number, times
 
-    def step(self, step: int, loss: float, images: int) -> None:
+    def step(self, step: int, loss: float, amount: float) -> None:
         if step == self.last:
             for _ in range(self.times):
                 os.kill(os.getpid(), self.number)
@@ -117,9 +118,9 @@ def test_killed_at_any_steps_and_continued_it_ends_the_same(tmp_path: Path, whol
     torn = run_of(tmp_path / "torn")
     moments = sorted(random.Random(seed).sample(range(1, STEPS + 1), 2))
     for moment in moments:
-        assert in_a_child(lambda: train(torn, images=images, progress=Bomb(moment, signal.SIGKILL))) == -signal.SIGKILL  # noqa: B023
-    result = train(torn, images=images)
-    assert len(result.epochs) == 2
+        assert in_a_child(lambda: train(torn, data=images, progress=Bomb(moment, signal.SIGKILL))) == -signal.SIGKILL  # noqa: B023
+    result = train(torn, data=images)
+    assert len(result.records) == 2
     same(whole, torn.output)
 
 
@@ -131,8 +132,8 @@ def test_killed_at_any_moment_and_continued_it_ends_the_same(tmp_path: Path, who
         os.kill(child, signal.SIGKILL)
 
     for _ in range(3):
-        in_a_child(lambda: train(torn, images=images), kill)
-    train(torn, images=images)
+        in_a_child(lambda: train(torn, data=images), kill)
+    train(torn, data=images)
     same(whole, torn.output)
 
 
@@ -151,9 +152,9 @@ def test_dying_while_saving_loses_no_more_than_the_steps_since(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", die)
-        assert in_a_child(lambda: train(torn, images=images)) == -signal.SIGKILL
+        assert in_a_child(lambda: train(torn, data=images)) == -signal.SIGKILL
     assert list(torn.output.glob("step-*.part"))
-    train(torn, images=images)
+    train(torn, data=images)
     same(whole, torn.output)
     assert not list(torn.output.glob("step-*.part"))
 
@@ -168,12 +169,12 @@ def test_a_signal_saves_and_the_same_command_goes_on(
     with pytest.raises(
         Interrupted, match=rf"after step {moment} of {STEPS}, and saved to .* goes on from there"
     ) as stop:
-        train(torn, images=images, progress=Bomb(moment, number))
+        train(torn, data=images, progress=Bomb(moment, number))
     assert stop.value.exit_code == code
     assert [signal.getsignal(kind) for kind in signals.SIGNALS] == before
     with (torn.output / "log.jsonl").open("a") as log:  # a line of a step that will come again, and a torn one
         log.write(json.dumps({"kind": "step", "step": moment + 1, "loss": 9.9, "lr": 1.0}) + '\n{"kind": "st')
-    train(torn, images=images)
+    train(torn, data=images)
     same(whole, torn.output)
 
 
@@ -181,25 +182,25 @@ def test_a_second_interrupt_stops_at_once_but_not_its_echo(
     tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch
 ):
     with pytest.raises(Interrupted):
-        train(run_of(tmp_path / "a"), images=images, progress=Bomb(3, signal.SIGINT, times=2))
+        train(run_of(tmp_path / "a"), data=images, progress=Bomb(3, signal.SIGINT, times=2))
     monkeypatch.setattr(signals, "ECHO_SECONDS", -1.0)
     with pytest.raises(KeyboardInterrupt):
-        train(run_of(tmp_path / "b"), images=images, progress=Bomb(3, signal.SIGINT, times=2))
+        train(run_of(tmp_path / "b"), data=images, progress=Bomb(3, signal.SIGINT, times=2))
 
 
 def test_readers_of_images_change_nothing(tmp_path: Path, whole: Path, images: Images):
     """Loading in other processes, and continuing in the middle of an epoch with them."""
     torn = run_of(tmp_path / "torn", workers=2)
     with pytest.raises(Interrupted):
-        train(torn, images=images, progress=Bomb(6, signal.SIGTERM))
-    train(torn, images=images)
+        train(torn, data=images, progress=Bomb(6, signal.SIGTERM))
+    train(torn, data=images)
     same(whole, torn.output)
 
 
 def test_weights_of_another_network_in_a_checkpoint_are_refused(tmp_path: Path, images: Images):
     torn = run_of(tmp_path / "torn")
     with pytest.raises(Interrupted):
-        train(torn, images=images, progress=Bomb(2, signal.SIGTERM))
+        train(torn, data=images, progress=Bomb(2, signal.SIGTERM))
     found = checkpoint.latest(torn.output)
     assert found is not None
     taken = checkpoint.load(found)
@@ -208,7 +209,7 @@ def test_weights_of_another_network_in_a_checkpoint_are_refused(tmp_path: Path, 
     )
     manifest.write(found)
     with pytest.raises(Exception, match="The checkpoint is of another network"):
-        train(torn, images=images)
+        train(torn, data=images)
 
 
 class Everyone(Bomb):
@@ -218,11 +219,11 @@ class Everyone(Bomb):
         super().__init__(step, signal.SIGTERM)
         self.to_readers = to_readers
 
-    def step(self, step: int, loss: float, images: int) -> None:
+    def step(self, step: int, loss: float, amount: float) -> None:
         if step == self.last:
             for reader in multiprocessing.active_children():
                 os.kill(reader.pid or 0, self.to_readers)
-            super().step(step, loss, images)
+            super().step(step, loss, amount)
             time.sleep(0.2)
 
 
@@ -230,15 +231,15 @@ def test_a_signal_to_the_whole_group_saves(tmp_path: Path, whole: Path, images: 
     """As torchrun sends it."""
     torn = run_of(tmp_path / "torn", workers=1, save_every=0)
     with pytest.raises(Interrupted, match=rf"after step 3 of {STEPS}, and saved to"):
-        train(torn, images=images, progress=Everyone(3, signal.SIGTERM))
-    train(torn, images=images)
+        train(torn, data=images, progress=Everyone(3, signal.SIGTERM))
+    train(torn, data=images)
     same(whole, torn.output)
 
 
 def test_a_signal_that_ends_the_readers_too_loses_only_what_was_not_saved(tmp_path: Path, whole: Path, images: Images):
     torn = run_of(tmp_path / "torn", workers=1)
     with pytest.raises(Interrupted, match="goes on from there") as stop:
-        train(torn, images=images, progress=Everyone(3, signal.SIGKILL))
+        train(torn, data=images, progress=Everyone(3, signal.SIGKILL))
     assert stop.value.exit_code == 143
-    train(torn, images=images)
+    train(torn, data=images)
     same(whole, torn.output)

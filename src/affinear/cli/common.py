@@ -7,12 +7,13 @@ import sys
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from affinear.lens.files import Placed
+    from affinear.train import Task
 
 FORMATS = (".png", ".svg", ".pdf")
 TRAINING = ("timm", "accelerate", "safetensors", "torchvision", "PIL", "numpy")
@@ -45,6 +46,21 @@ def told_in_a_sentence() -> Generator[None]:
         if not is_first():
             sys.exit(1)
         stop(f"{str(error).rstrip('.')}.")
+
+
+def changes_of(task: Task[Any, Any], given: list[str] | None, **options: str | None) -> dict[str, Any]:
+    """Fields of recipe and settings that the command line sets; options that belong to some tasks are `--set` too.
+
+    Raises:
+        ValueError: If the task has no such field.
+    """
+    from affinear.train import Recipe, spelling
+
+    spelled = [f"{name}={value}" for name, value in options.items() if value is not None]
+    for name, value in options.items():
+        if value is not None and name not in task.settings.names():
+            raise ValueError(f"--{name.replace('_', '-')}: --task {task.name} has no such option")
+    return spelling.parse([*(given or []), *spelled], Recipe, task.settings)
 
 
 def is_first() -> bool:

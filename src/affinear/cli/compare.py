@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .common import TRAINING, require, told_in_a_sentence
+from .common import TRAINING, changes_of, require, told_in_a_sentence
 
 if TYPE_CHECKING:
     from affinear.compare import Results
 
 
 def compare(
-    data: Annotated[str, typer.Option(help="Images, as for `affinear train`; 'digits' are always at hand.")] = "digits",
+    data: Annotated[str, typer.Option(help="As for `affinear train`; 'digits' are always at hand.")] = "digits",
+    task: Annotated[str, typer.Option(help="What to train for, as for `affinear train`.")] = "classify",
     model: Annotated[
         str, typer.Option(help="affinear_trunk_micro, affinear_trunk_cifar, or any network of ours or timm's.")
     ] = "affinear_trunk_micro",
@@ -23,18 +24,18 @@ def compare(
         str | None, typer.Option(help="What to compare, with commas, such as softmax,mala+rotary,mala_layer.")
     ] = None,
     seeds: Annotated[str, typer.Option(help="How many, such as 3, or which, such as 0,1,2.")] = "2",
-    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the images.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the samples.")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder of the comparison; runs/compare if not given.")
     ] = None,
     setting: Annotated[
-        list[str] | None, typer.Option("--set", help="Any field of the recipe: field=value; may be given again.")
+        list[str] | None, typer.Option("--set", help="Any field of recipe or task: field=value; may be given again.")
     ] = None,
     model_arg: Annotated[
         list[str] | None,
         typer.Option(help="What the network is made with: name=value, such as depth=6; may be given again."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many images of each half.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many samples of each half.")] = None,
     jobs: Annotated[
         int | None,
         typer.Option(min=0, help="Networks trained at a time; one per core if not given, 0: in this process."),
@@ -48,19 +49,20 @@ def compare(
     """
     require("train", *TRAINING)
     from affinear import compare as comparisons
+    from affinear import tasks
     from affinear.compare import screen as screens
-    from affinear.train import recipe as recipes
+    from affinear.train import spelling
 
     with told_in_a_sentence():
-        changes = {**recipes.parse(setting or []), **({"epochs": epochs} if epochs else {})}
+        changes = {**changes_of(tasks.find(task), setting), **({"epochs": epochs} if epochs else {})}
         chosen = 1 if quick else comparisons.parse_seeds(seeds)
         where = output or Path("runs", "compare-quick" if quick else "compare")
         names = None if mechanisms is None else mechanisms.split(",")
         if quick:
             changes = {"epochs": comparisons.QUICK_EPOCHS, **changes}
-        made = recipes.parse_model_args(model_arg or [])
+        made = spelling.parse_model_args(model_arg or [])
         plan = comparisons.prepare(
-            data, model, names, chosen, where, model_args=made, limit=limit, jobs=jobs, **changes
+            data, model, names, chosen, where, task=task, model_args=made, limit=limit, jobs=jobs, **changes
         )
         results = comparisons.run(plan, screens.for_people())
     if results.outcomes:
@@ -76,10 +78,10 @@ def _print_results(results: Results) -> None:
     from affinear import compare as comparisons
     from affinear.compare import screen as screens
 
-    told = comparisons.conclusions(results)
+    told, task = comparisons.conclusions(results), results.comparison.task
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    console.print(screens.table(told.summaries))
-    console.print(screens.LEGEND, style="dim", width=min(console.width, 120))
+    console.print(screens.table(told.summaries, task))
+    console.print(screens.legend(task), style="dim", width=min(console.width, 120))
     print()
     for finding in told.findings:
         if finding.decided:

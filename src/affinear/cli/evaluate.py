@@ -4,40 +4,60 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import TRAINING, is_first, require, told_in_a_sentence
+from .common import TRAINING, changes_of, is_first, require, told_in_a_sentence
+
+if TYPE_CHECKING:
+    from affinear.train import Score, Task
 
 
 def evaluate(
     source: Annotated[Path, typer.Argument(help="Folder of a run, or a file of weights.")],
-    data: Annotated[str, typer.Option(help="Images, as for `affinear train`; the test half is taken.")],
+    data: Annotated[str, typer.Option(help="As for `affinear train`; the test half is taken.")],
+    task: Annotated[str | None, typer.Option(help="The task, for weights that do not tell; else classify.")] = None,
     model: Annotated[str | None, typer.Option(help="The network, for weights that do not tell.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Images at a time.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples at a time.")] = None,
     image_size: Annotated[str | None, typer.Option(help="Side, or height x width, if not that of training.")] = None,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that read images.")] = 2,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="Any setting of the task: field=value; may be given again.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that read samples.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Measure trained weights on test images: top-1, top-5, loss, and each class by itself."""
+    """Measure trained weights on a test set: the numbers of the task, and each class by itself."""
     require("train", *TRAINING)
     import json
-    from dataclasses import asdict
 
-    from affinear.train import evaluate as measure
-    from affinear.train import recipe as recipes
+    from affinear import tasks
 
     with told_in_a_sentence():
-        size = None if image_size is None else recipes.parse_size(image_size)
-        score = measure(source, data, model=model, batch_size=batch_size, workers=workers, image_size=size)
+        # Settings are spelled as their task says, so the weights are asked first which one it is.
+        trained = tasks.load_trained(source, model, task=task)
+        changes = changes_of(trained.task, setting, image_size=image_size)
+        if changes:
+            trained = tasks.load_trained(source, model, task=task, **changes)
+        score = tasks.evaluate(trained, data, batch_size=batch_size, workers=workers)
     if not is_first():
         return
     for name in score.skipped:
         print(f"Skipped, because it cannot be read: {name}", file=sys.stderr)
     if as_json:
-        print(json.dumps(asdict(score), indent=2, ensure_ascii=False))
+        print(json.dumps(_content(trained.task, score), indent=2, ensure_ascii=False))
         return
-    for part in score.classes:
-        print(f"{part.top1:8.2%}  of {part.images:6}  {part.name}")
-    print(f"top-1 {score.top1:.2%}, top-5 {score.top5:.2%}, loss {score.loss:.4f}, {score.images} images")
+    for part in score.parts:
+        value = part.numbers.get(trained.task.metric.name)
+        shown = "-" if value is None else trained.task.metric.told(value)
+        print(f"{shown:>9}  of {part.count:6}  {part.name}")
+    known = [measure for measure in trained.task.measures if measure.name in score.numbers]
+    known.sort(key=lambda measure: measure.name == "loss")
+    numbers = [f"{measure.title} {measure.told(score[measure.name])}" for measure in known]
+    print(", ".join([*numbers, f"{score.count} {trained.task.samples}"]))
+
+
+def _content(task: Task[Any, Any], score: Score) -> dict[str, Any]:
+    """For machines: the numbers beside each other, and those of each class."""
+    parts = [{"name": part.name, task.samples: part.count, **part.numbers} for part in score.parts]
+    return {**score.numbers, task.samples: score.count, task.parts: parts, "skipped": list(score.skipped)}

@@ -8,38 +8,62 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import TRAINING, require, told_in_a_sentence
+from .common import TRAINING, require, stop, told_in_a_sentence
 
 
 def predict(
-    images: Annotated[list[Path], typer.Argument(help="Files of images.")],
+    sources: Annotated[list[str], typer.Argument(help="Files of images, or whatever the task answers.")],
     weights: Annotated[Path, typer.Option(help="Folder of a run, or a file of weights.")],
+    task: Annotated[str | None, typer.Option(help="The task, for weights that do not tell; else classify.")] = None,
     model: Annotated[str | None, typer.Option(help="The network, for weights that do not tell.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many guesses for each image.")] = 5,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder for what is drawn or written, where a task does.")
+    ] = None,
+    top: Annotated[int | None, typer.Option(min=1, help="classify: how many guesses for each image.")] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="Any option of the task's: field=value; may be given again.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
 ) -> None:
-    """Tell what images show, with the likeliest classes first.
+    """Answer with trained weights: what images show, with the likeliest classes first, or what else the task does.
 
-    An image that cannot be read gets a line that says so; the others are answered, and the exit code is 1.
+    What cannot be read gets a line that says so; the others are answered, and the exit code is 1. Files that are in the
+    folder already and differ are left, and a free name such as street-2.png is taken, unless --force.
     """
     require("train", *TRAINING)
     import json
-    from dataclasses import asdict
 
-    from affinear.tasks.classify.predict import predict as guesses
-    from affinear.train import load_trained
+    from affinear import tasks
+    from affinear.train import spelling
 
-    found: list[dict[str, Any]] = []
+    found: list[Any] = []
+    failed = False
     with told_in_a_sentence():
-        for answer in guesses(load_trained(weights, model), images, top=top):
-            found.append(asdict(answer))
-            if as_json:
-                continue
-            if answer.error is not None:
-                print(f"{answer.image}: {answer.error}")
-            else:
-                print(f"{answer.image}: " + ", ".join(f"{g.name} {g.probability:.1%}" for g in answer.guesses))
+        trained = tasks.load_trained(weights, model, task=task)
+        given = [*(setting or []), *([] if top is None else [f"top={top}"])]
+        options = trained.task.options().changed(**spelling.parse(given, trained.task.options))
+        for answer in trained.task.predict(trained, sources, options):
+            failed |= answer.error is not None
+            found.append(dict(answer.content))
+            if not as_json:
+                print(f"{answer.source}: {answer.text if answer.error is None else answer.error}")
+            for path in _kept(answer.files, output, force):
+                print(f"  {path}", file=sys.stderr)
     if as_json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
-    if any(answer["error"] is not None for answer in found):
+    if failed:
         sys.exit(1)
+
+
+def _kept(files: Any, output: Path | None, force: bool) -> list[Path]:
+    """Where the files of an answer were written."""
+    if output is None or not files:
+        return []
+    from affinear.lens.files import place
+
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        return [place(content, output / Path(name).name, force=force).path for name, content in files.items()]
+    except OSError as error:
+        stop(f"What was drawn could not be saved to {output}: {error.strerror or error}.")

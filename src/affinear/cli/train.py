@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import TRAINING, is_first, require, told_in_a_sentence
+from .common import TRAINING, changes_of, is_first, require, told_in_a_sentence
 
 if TYPE_CHECKING:
-    from affinear.train import Run
+    from affinear.train import Result, Run, Task
 
 
 def train(
     model: Annotated[str, typer.Argument(help="A network, such as mavit_tiny, or any of timm's.")],
-    data: Annotated[str, typer.Option(help="Images: a folder with train/ and val/, CIFAR or idx files, or 'digits'.")],
+    data: Annotated[
+        str, typer.Option(help="What to learn from: a folder with train/ and val/, CIFAR or idx files, or 'digits'.")
+    ],
+    task: Annotated[str, typer.Option(help="What to train it for: classify, or another that docs/tasks.md names.")] = (
+        "classify"
+    ),
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder of the run; runs/MODEL-DATA if not given.")
     ] = None,
@@ -24,15 +29,16 @@ def train(
         str | None, typer.Option(help="Recipe by name; if not given, the network's published one.")
     ] = None,
     setting: Annotated[
-        list[str] | None, typer.Option("--set", help="Any field of the recipe: field=value; may be given again.")
+        list[str] | None, typer.Option("--set", help="Any field of recipe or task: field=value; may be given again.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the images.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images of one step, over all processes.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the samples.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps, instead of epochs.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples of one step, over all processes.")] = None,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate; if not given, the recipe's, by batch.")] = None,
     image_size: Annotated[str | None, typer.Option(help="Side, or height x width: 224 or 192x256.")] = None,
     precision: Annotated[str | None, typer.Option(help="no, bf16 or fp16; bf16 on a GPU if not given.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes that read images.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that read samples.")] = None,
     compiled: Annotated[
         bool | None, typer.Option("--compile/--no-compile", help="torch.compile; if not given, on a GPU.")
     ] = None,
@@ -46,18 +52,18 @@ def train(
     force: Annotated[bool, typer.Option("--force", help="With --no-resume: remove the run in the folder.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and the recipe, and stop.")] = False,
 ) -> None:
-    """Train a network on images; run the same command again to continue after any interruption.
+    """Train a network; run the same command again to continue after any interruption.
 
     On several GPUs: torchrun --nproc-per-node 4 -m affinear.cli train ..., or accelerate launch.
     """
     require("train", *TRAINING)
-    from affinear.tasks.classify import published
-    from affinear.train import Run, devices, progress
-    from affinear.train import recipe as recipes
+    from affinear import tasks
+    from affinear.train import Run, devices, progress, spelling
     from affinear.train import train as run_training
 
     plain = {
         "epochs": epochs,
+        "steps": steps,
         "batch_size": batch_size,
         "lr": lr,
         "precision": precision,
@@ -66,27 +72,33 @@ def train(
         "compile": compiled,
     }
     with told_in_a_sentence():
-        changes = {**recipes.parse(setting or []), **{k: v for k, v in plain.items() if v is not None}}
-        if image_size is not None:
-            changes["image_size"] = recipes.parse_size(image_size)
-        chosen = published.recipe_for(model, recipe, **changes)
+        chosen = tasks.find(task)
+        changes = changes_of(chosen, setting, image_size=image_size)
+        changes |= {name: value for name, value in plain.items() if value is not None}
+        setup = tasks.recipe_for(chosen, model, recipe, **changes)
         where = output or Path("runs") / f"{model}-{Path(data).name or 'data'}"
-        run = Run(model, data, where, chosen, recipes.parse_model_args(model_arg or []), weights)
+        run = Run(model, data, where, setup, spelling.parse_model_args(model_arg or []), weights)
         if dry_run:
             _print_plan(run)
             return
         result = run_training(run, resume=resume, force=force, progress=progress.for_people())
         devices.part()
     if is_first():
-        for name in result.skipped_names:
-            print(f"Skipped, because it cannot be read: {name}", file=sys.stderr)
-        skipped = f" Images that could not be read: {result.skipped}." if result.skipped else ""
-        print(
-            f"top-1 {result.top1:.2%}, top-5 {result.top5:.2%} after {len(result.epochs)} epochs; best "
-            f"{result.best_top1:.2%} after epoch {result.best_epoch}. {result.images_per_second:,.0f} images/s."
-            + skipped
-        )
-        print(f"Best weights: {result.weights}")
+        _print_result(chosen, result)
+
+
+def _print_result(task: Task[Any, Any], result: Result) -> None:
+    for name in result.skipped_names:
+        print(f"Skipped, because it cannot be read: {name}", file=sys.stderr)
+    known = [m for m in sorted(task.measures, key=lambda m: m.name == "loss") if m.name in result.score]
+    numbers = ", ".join(f"{measure.title} {measure.told(result.score[measure.name])}" for measure in known)
+    skipped = f" {task.samples.capitalize()} that could not be read: {result.skipped}." if result.skipped else ""
+    print(
+        f"{numbers} after {result.records[-1].epoch} epochs; best {task.metric.title} {task.metric.told(result.best)} "
+        f"after epoch {result.best_epoch}. {result.per_second:,.0f} {task.unit}/s.{skipped}"
+    )
+    print(f"Best weights: {result.weights}")
+    print(f"Report: {result.weights.with_name('report.html')}")
 
 
 def _print_plan(run: Run) -> None:
@@ -95,4 +107,4 @@ def _print_plan(run: Run) -> None:
     planned = plans.plan(run)
     if is_first():
         print(plans.in_words(planned))
-        print(f"recipe         {planned.run.recipe.to_json()}")
+        print(f"recipe         {planned.to_json()}")

@@ -2,44 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
-import statistics
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
-from torch import Tensor, nn
-from torch.nn import functional as F
+from accelerate.utils import send_to_device
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._pytree import tree_leaves
 
 from affinear.bench.timing import held_bytes
 from affinear.lens.files import place
-from affinear.lens.reading import Around, Readers, read
-from affinear.lens.watching import watch
+from affinear.lens.glance import Attention, Map
 
-from ..tasks.classify import trunk  # registers its names with timm
-from ..tasks.classify.data import ArraySource, CorruptImage, Images, Source, as_tensor, open_data
-from ..tasks.classify.evaluate import Trained, load_trained
-from ..tasks.classify.images import Digest, mark_of
-from ..tasks.classify.variants import ROTARY, NormedQueries, variant
-from ..train.engine import Run, train
+from ..tasks import load_trained
+from ..train.before import upgraded_record
+from ..train.blame import named_tensors
+from ..train.engine import Run, ready, train
 from ..train.faults import Interrupted
 from ..train.progress import Progress
-from ..train.recipe import Recipe
-from ..train.records import EpochRecord
+from ..train.records import Record
+from ..train.seeding import kept_random_state, seed_step
+from ..train.task import Setup, Task, Trained
 
 CELL, RUN = "cell.json", "run"
-WATCHED, ROWS = 64, 64  # test images, and queries of each, that the numbers of attention are taken of
-SHOWN = 4  # test images that maps are drawn of
-LAYERS = 3  # layers that maps are drawn of: the first, the middle, the last
 
-Tell = Callable[[EpochRecord], None]
+Tell = Callable[[Record], None]
 
 
 @dataclass(frozen=True)
@@ -48,17 +41,17 @@ class Cell:
 
     Attributes:
         variant: Its name.
-        recipe: How it is trained, the seed included.
+        setup: The task, and how it is trained, the seed included.
         model: Name of the network.
         model_args: What the network is made with.
-        data: What `open_data` takes.
-        limit: At most so many images of each half; None for all.
+        data: What the task opens.
+        limit: At most so many samples of each half; None for all.
         folder: For all that the cell writes.
         threads: Of the processor, for this cell alone; 0 leaves them as they are.
     """
 
     variant: str
-    recipe: Recipe
+    setup: Setup
     model: str
     model_args: Mapping[str, Any]
     data: str
@@ -69,48 +62,12 @@ class Cell:
     @property
     def seed(self) -> int:
         """Of everything random about it."""
-        return self.recipe.seed
+        return self.setup.recipe.seed
 
     @property
     def title(self) -> str:
         """For people."""
         return f"{self.variant}, seed {self.seed}"
-
-
-@dataclass(frozen=True)
-class Map:
-    """What one patch of one test image looks at.
-
-    Attributes:
-        image: Number of the test image.
-        layer: Name of the layer.
-        query: Number of the patch.
-        grid: Rows and columns of the patches.
-        weights: Mean over heads, one for each patch, times the number of patches: 1 is what a uniform row has.
-    """
-
-    image: int
-    layer: str
-    query: int
-    grid: tuple[int, int]
-    weights: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Attention:
-    """Numbers of the attention of a trained network, over some test images; None where there are none.
-
-    Attributes:
-        norm_correlation: Rank correlation of a row's entropy and its query's norm, mean over layers and heads.
-        negative_share: Share of the weights below zero, mean over layers and heads.
-        row_sum_error: The largest distance of any row's sum from one.
-        maps: What some patches look at.
-    """
-
-    norm_correlation: float | None = None
-    negative_share: float | None = None
-    row_sum_error: float | None = None
-    maps: tuple[Map, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,9 +78,10 @@ class Outcome:
         variant: Its name.
         seed: Of everything random.
         error: Why there is nothing else, in a sentence; empty if it went well.
-        top1: Share of test images told right by the last weights.
+        value: The task's metric of the last weights.
         parameters: Trained numbers.
-        images_per_second: In training, the fastest epoch: whatever else the machine does can only slow it down.
+        per_second: Units of the task, such as images, in training, in the fastest epoch: whatever else the machine does
+            can only slow it down.
         step_memory: Bytes that one training step holds at its worst moment; see `step_memory`.
         seconds: From the beginning to the end, of the process that finished it.
         curve: Every epoch in numbers.
@@ -133,12 +91,12 @@ class Outcome:
     variant: str
     seed: int
     error: str = ""
-    top1: float = math.nan
+    value: float = math.nan
     parameters: int = 0
-    images_per_second: float = 0.0
+    per_second: float = 0.0
     step_memory: int = 0
     seconds: float = 0.0
-    curve: tuple[EpochRecord, ...] = ()
+    curve: tuple[Record, ...] = ()
     attention: Attention = field(default_factory=Attention)
 
     @staticmethod
@@ -146,9 +104,15 @@ class Outcome:
         """The outcome that a cell wrote; None if it is not there, not whole, or says that the cell failed."""
         try:
             told = json.loads(path.read_text(encoding="utf-8"))
-            if told["error"] or not _plain(told):
+            if told["error"]:
                 return None
-            curve = tuple(EpochRecord(**record) for record in told.pop("curve"))
+            for old, new in (("top1", "value"), ("images_per_second", "per_second")):  # from before there were tasks
+                if old in told:
+                    told[new] = told.pop(old)
+            told["curve"] = [upgraded_record(record) for record in told["curve"]]
+            if not _plain(told):
+                return None
+            curve = tuple(Record(**record) for record in told.pop("curve"))
             attention = told.pop("attention")
             maps = tuple(
                 Map(one["image"], one["layer"], one["query"], tuple(one["grid"]), tuple(one["weights"]))
@@ -161,9 +125,9 @@ class Outcome:
 
 def _plain(told: Mapping[str, Any]) -> bool:
     """Whether a file that anybody may have changed has numbers where an outcome has them."""
-    numbers = (told["top1"], told["images_per_second"], told["seconds"])
+    numbers = (told["value"], told["per_second"], told["seconds"])
     counts = (told["seed"], told["parameters"], told["step_memory"])
-    curve = [value for record in told["curve"] for value in record.values() if value is not None]
+    curve = [value for record in told["curve"] for value in tree_leaves(record) if value is not None]
     maps = [value for one in told["attention"]["maps"] for value in (*one["grid"], *one["weights"], one["query"])]
     measured = [value for name, value in told["attention"].items() if name != "maps" and value is not None]
     return (
@@ -179,12 +143,12 @@ class Listener(Progress):
     def __init__(self, tell: Tell) -> None:
         self.tell = tell
 
-    def epoch(self, record: EpochRecord) -> None:
+    def stretch(self, record: Record) -> None:
         """An epoch is over."""
         self.tell(record)
 
 
-def run_cell(cell: Cell, tell: Tell = lambda record: None, images: Images | None = None) -> Outcome:
+def run_cell(cell: Cell, tell: Tell = lambda record: None, data: Any = None) -> Outcome:
     """Train a cell, or go on where it was interrupted, and write its outcome.
 
     A cell that cannot be trained, because its numbers ran away for example, has an outcome too: it says why.
@@ -192,27 +156,30 @@ def run_cell(cell: Cell, tell: Tell = lambda record: None, images: Images | None
     Args:
         cell: What to train.
         tell: Hears of every epoch.
-        images: The data set, if it is open already.
+        data: The data set, if it is open already.
 
     Raises:
         Interrupted: If a signal asked to stop; the run was saved.
     """
     began = time.perf_counter()
     try:
-        images = first_of(open_data(cell.data), cell.limit) if images is None else images
-        run = Run(cell.model, cell.data, cell.folder / RUN, cell.recipe, dict(cell.model_args))
-        result = train(run, progress=Listener(tell), images=images)
+        task = cell.setup.task
+        data = opened(task, cell.data, cell.setup, cell.limit) if data is None else data
+        run = Run(cell.model, cell.data, cell.folder / RUN, cell.setup, dict(cell.model_args))
+        result = train(run, progress=Listener(tell), data=data)
         trained = load_trained(result.last)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        trained.network.to(device)
         outcome = Outcome(
             variant=cell.variant,
             seed=cell.seed,
-            top1=result.top1,
+            value=result.value,
             parameters=result.parameters,
-            images_per_second=max(record.images_per_second for record in result.epochs),
-            step_memory=step_memory(trained, cell.recipe),
+            per_second=max(record.per_second for record in result.records),
+            step_memory=step_memory(trained, data, device),
             seconds=time.perf_counter() - began,
-            curve=result.epochs,
-            attention=look(trained, images),
+            curve=result.records,
+            attention=task.inspect(trained, data),
         )
     except (Interrupted, KeyboardInterrupt, BrokenPipeError):
         raise
@@ -224,89 +191,30 @@ def run_cell(cell: Cell, tell: Tell = lambda record: None, images: Images | None
     return outcome
 
 
-def look(trained: Trained, images: Images) -> Attention:
-    """Numbers and maps of a trained network's attention on test images, the same ones for every variant."""
-    network, readers = trained.network, Readers()
-    if not any(readers.find(layer) is not None for layer in network.modules()):
-        return Attention()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    network = network.to(device)
-    pixels = torch.stack([as_tensor(image, trained.batching) for _, image in chosen(images.test, WATCHED)]).to(device)
-    with watch(network, rows=ROWS) as watched, torch.no_grad():
-        network(pixels)
-    layers = watched.layers
-    known = [layer.norm_correlation.mean().item() for layer in layers if layer.norm_correlation is not None]
-    normed = any(isinstance(layer, NormedQueries) for layer in network.modules())  # nothing goes along with a constant
-    return Attention(
-        norm_correlation=_rounded(statistics.fmean(known)) if known and not normed else None,
-        negative_share=_rounded(statistics.fmean(layer.negative_share.mean().item() for layer in layers)),
-        row_sum_error=_rounded(max(layer.row_sum_error.max().item() for layer in layers)),
-        maps=draw_maps(network, trained, images, readers),
-    )
+def opened(task: Task[Any, Any], data: str, setup: Setup, limit: int | None) -> Any:
+    """The data set, or so many samples of each half."""
+    found = task.open(data, setup.settings)
+    return found if limit is None else task.limited(found, limit)
 
 
-def draw_maps(network: nn.Module, trained: Trained, images: Images, readers: Readers) -> tuple[Map, ...]:
-    """What the most striking patch of some test images looks at, in a few layers whose keys lie on one grid."""
-    found: list[Map] = []
-    every = [(name, layer) for name, layer in network.named_modules() if readers.find(layer) is not None]
-    some = [every[i] for i in sorted({0, len(every) // 2, len(every) - 1})][:LAYERS]
-    device = next(network.parameters()).device
-    for number, image in chosen(images.test, SHOWN):
-        pixels = as_tensor(image, trained.batching)[None].to(device)
-        hooks = [
-            layer.register_forward_hook(_map(pixels, number, name, readers, found), with_kwargs=True)
-            for name, layer in some
-        ]
-        try:
-            with torch.no_grad():
-                network(pixels)
-        finally:
-            for hook in hooks:
-                hook.remove()
-    return tuple(found)
-
-
-def _map(pixels: Tensor, number: int, name: str, readers: Readers, found: list[Map]) -> Callable[..., None]:
-    """A hook that adds the map of a layer, if it has one, to what was found."""
-
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        reader = readers.find(module)
-        assert reader is not None
-        seen, *others = read(reader, module, args, kwargs, Around(images=len(pixels)))
-        grid, first = seen.scene.grid, seen.scene.prefix_tokens
-        if others or seen.windows > 1 or grid is None:
-            return  # windows and stripes are no map of the image
-        query = striking(pixels[0], grid)
-        rows = torch.tensor([first + query], device=pixels.device)
-        weights = seen.weights(rows)[0, :, 0, first:].mean(0) * math.prod(grid)
-        found.append(Map(number, name, query, grid, tuple(_rounded(value) for value in weights.tolist())))
-
-    return hook
-
-
-def striking(pixels: Tensor, grid: tuple[int, int]) -> int:
-    """Number of the patch that differs most from the mean of the image (channels, height, width)."""
-    away = (pixels - pixels.mean((1, 2), keepdim=True)).abs().mean(0)
-    return int(F.adaptive_avg_pool2d(away[None], grid).flatten().argmax())
-
-
-def step_memory(trained: Trained, recipe: Recipe) -> int:
+def step_memory(trained: Trained[Any, Any], data: Any, device: torch.device) -> int:
     """Bytes that one training step of AdamW holds at its worst moment: weights, gradients, optimizer, activations.
 
     Tensors alone are counted, on a CPU by torch's profiler, on a GPU by its allocator. What Python, libraries and the
     rest of the process take is not in it, so that it tells the variants apart.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    network, batch = trained.network.to(device).train(), recipe.batch_size // recipe.accumulate
-    precision = recipe.precision or ("bf16" if device.type == "cuda" else "no")  # as the engine decides
-    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
-    size = (batch, trained.batching.channels, *trained.batching.image_size)
-    images, targets = torch.zeros(size, device=device), torch.zeros(batch, dtype=torch.long, device=device)
+    network, recipe = trained.network.train(), trained.job.recipe
+    job = dataclasses.replace(trained.job, recipe=recipe.changed(workers=0))
+    work = trained.task.work(job, data, device)
+    dtype = torch.float16 if recipe.precision == "fp16" else torch.bfloat16
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.0)
+    with kept_random_state():
+        seed_step(recipe.seed, 0, 0, 0, device)
+        batch = work.vary(next(ready(moved(work.train_loader(), device), work)))
 
     def step() -> None:
-        with torch.autocast(device.type, dtype, enabled=precision != "no"):
-            loss = F.cross_entropy(network(images).float(), targets)
+        with torch.autocast(device.type, dtype, enabled=recipe.precision != "no"):
+            loss = work.loss(network, batch)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -317,9 +225,14 @@ def step_memory(trained: Trained, recipe: Recipe) -> int:
             torch.cuda.reset_peak_memory_stats(device)
             step()
             return torch.cuda.max_memory_allocated(device)
-        return held_bytes(network, optimizer, (images, targets)) + _allocated(step)
+        return held_bytes(network, optimizer, tuple(named_tensors(batch).values())) + _allocated(step)
     finally:
         network.eval()
+
+
+def moved(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
+    """Batches, brought to a device."""
+    return (send_to_device(batch, device) for batch in batches)
 
 
 def _allocated(step: Callable[[], None]) -> int:
@@ -333,85 +246,3 @@ def _allocated(step: Callable[[], None]) -> int:
         now += event.nbytes()
         most = max(most, now)
     return most
-
-
-@dataclass(frozen=True, eq=False)
-class Chosen:
-    """Some images of a source."""
-
-    source: Source
-    numbers: tuple[int, ...]
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        return self.source[self.numbers[index]]
-
-    def path(self, index: int) -> str:
-        """What the image is called."""
-        return self.source.path(self.numbers[index])
-
-    def mark(self, digest: Digest) -> None:
-        """All of the source, and which of it."""
-        mark_of(self.source, digest)
-        digest.update(str(self.numbers).encode())
-
-
-def first_of(images: Images, limit: int | None) -> Images:
-    """The data set, or so many images of each half, taken evenly."""
-    if limit is None:
-        return images
-    return replace(images, train=_some(images.train, limit), test=_some(images.test, limit))
-
-
-def _some(source: Source, limit: int) -> Source:
-    numbers = evenly(len(source), limit)
-    if isinstance(source, ArraySource):
-        return ArraySource(source.name, source.pixels[numbers], source.labels[numbers])
-    return Chosen(source, tuple(numbers))
-
-
-def chosen(source: Source, count: int) -> list[tuple[int, Image.Image]]:
-    """Numbers and images of so many that can be read, evenly among all."""
-    found: list[tuple[int, Image.Image]] = []
-    for number in evenly(len(source), count):
-        try:
-            found.append((number, source[number][0]))
-        except CorruptImage:
-            continue
-    return found
-
-
-def evenly(total: int, count: int) -> list[int]:
-    """So many numbers below a total, evenly spread; all if there are fewer.
-
-    Example:
-        >>> evenly(10, 4)
-        [1, 3, 6, 8]
-    """
-    count = min(total, count)
-    return ((np.arange(count) + 0.5) * total / max(count, 1)).astype(int).tolist()
-
-
-def arguments(model: str, name: str) -> dict[str, Any]:
-    """What a network is made with to have the attention of this name.
-
-    Raises:
-        ValueError: If the network cannot have it.
-    """
-    if model in trunk.SIZES:
-        return {"mechanism": variant(name).name}
-    if name == "own":
-        return {}
-    if name.endswith(ROTARY) or not isinstance(variant(name).parts.mechanism, str):
-        raise ValueError(
-            f"mechanisms: {name!r} is for the trunks ({', '.join(trunk.SIZES)}); {model} takes the names of mechanisms "
-            "alone, as its positions are its own"
-        )
-    return {"mechanism": name}
-
-
-def _rounded(value: float) -> float:
-    """Three digits that count are more than any of these numbers has."""
-    return float(f"{value:.4g}")

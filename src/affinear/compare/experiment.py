@@ -15,40 +15,30 @@ import torch
 from affinear.bench import machine
 from affinear.lens.files import place
 from affinear.models import making
-from affinear.models.about import read_object
 
-from ..tasks.classify import trunk
-from ..tasks.classify.data import ArraySource, Images, open_data
-from ..tasks.classify.network import channels_of, check_name, create, resolve
-from ..tasks.classify.published import recipe_for
-from ..tasks.classify.variants import DEFAULT
+from ..tasks import find
+from ..tasks.classify.trial import CIFAR, MICRO
+from ..train.before import upgraded
+from ..train.engine import settled
 from ..train.faults import Interrupted
 from ..train.folder import differences
 from ..train.ownership import OWNER, owned
-from ..train.recipe import Recipe, check_values
+from ..train.recipe import Recipe
 from ..train.seeding import kept_random_state
+from ..train.settings import check_values, read_object
+from ..train.task import Data, Setup, Task, in_proportion
 from . import workers
-from .cells import CELL, Cell, Outcome, arguments, first_of, run_cell
+from .cells import CELL, Cell, Outcome, Run, opened, run_cell
 from .findings import Conclusions, conclude
 from .report import html
 from .screen import Screen
 
+__all__ = ["CIFAR", "MICRO"]
 PLAN, CELLS, RESULTS, REPORT = "comparison.json", "cells", "results.json", "report.html"
-MICRO, CIFAR = "affinear_trunk_micro", "affinear_trunk_cifar"
 OUTPUT = Path("runs/compare")
 SEEDS, QUICK_EPOCHS = 2, 2
 MOST_SEEDS = 10_000
 MOST_JOBS = 4  # cells at a time on a CPU, whose memory they share
-LARGEST = 64  # pixels; larger images are made smaller for a trunk
-OTHERS = ("softmax", "linear", "inline", "nala", "mala")  # in networks that are not a trunk
-
-# What the trunks are trained with. Everything is decided here, so that a comparison is the same on every machine.
-_PLAIN = Recipe(lr=4e-3, weight_decay=0.05, warmup_lr=1e-6, min_lr=1e-5, clip_grad=1.0, smoothing=0.1, compile=False)
-TRUNK_RECIPES: Mapping[str, Recipe] = {
-    # Digits are neither mirrored nor shifted: with so few epochs it would not help.
-    MICRO: _PLAIN.changed(epochs=10, batch_size=96, warmup_epochs=1.0, augment="none", hflip=0.0, log_every=1000),
-    CIFAR: _PLAIN.changed(epochs=30, batch_size=256, lr=1e-3, warmup_epochs=3.0, augment="simple", pad=4, hflip=0.5),
-}
 
 
 @dataclass(frozen=True)
@@ -57,29 +47,39 @@ class Comparison:
 
     Attributes:
         model: Name of the network.
-        data: What `open_data` takes.
-        images: The same, open, and cut to the limit.
+        data: What the task opens.
+        opened: The same, open, and cut to the limit.
         variants: Names of what is compared.
         seeds: Each variant is trained once with each.
-        recipe: How each is trained; the seed in it does not count.
+        setup: The task, and how each is trained; the seed in it does not count.
         output: Folder for all that is written.
         model_args: What each network is made with beside its attention.
-        limit: At most so many images of each half; None for all.
+        limit: At most so many samples of each half; None for all.
         jobs: Cells at a time, each in a process of its own; 0 works on them here, one after the other.
         threads: Of each process; 0 leaves them as they are.
     """
 
     model: str
     data: str
-    images: Images
+    opened: Data
     variants: tuple[str, ...]
     seeds: tuple[int, ...]
-    recipe: Recipe
+    setup: Setup
     output: Path
     model_args: Mapping[str, Any] = field(default_factory=dict[str, Any])
     limit: int | None = None
     jobs: int = 0
     threads: int = 0
+
+    @property
+    def task(self) -> Task[Any, Any]:
+        """What is trained."""
+        return self.setup.task
+
+    @property
+    def recipe(self) -> Recipe:
+        """The engine's part of how each is trained."""
+        return self.setup.recipe
 
     @property
     def cells(self) -> list[Cell]:
@@ -90,9 +90,9 @@ class Comparison:
         """The one of this variant and seed."""
         return Cell(
             variant=name,
-            recipe=self.recipe.changed(seed=seed),
+            setup=self.setup.changed(seed=seed),
             model=self.model,
-            model_args={**self.model_args, **arguments(self.model, name)},
+            model_args={**self.model_args, **self.task.variant(self.model, name)},
             data=self.data,
             limit=self.limit,
             folder=self.output / CELLS / f"{name}-seed{seed}",
@@ -101,15 +101,17 @@ class Comparison:
 
     def about(self) -> dict[str, Any]:
         """What makes two comparisons the same one. Variants and seeds may be added later."""
-        recipe = asdict(replace(self.recipe, seed=0))
+        train, test = self.opened.sizes
         return {
+            "task": self.task.name,
             "model": self.model,
             "model_args": dict(self.model_args),
-            "data": self.images.name,
+            "data": self.opened.name,
             "limit": self.limit,
-            "recipe": recipe,
-            "train_images": len(self.images.train),
-            "test_images": len(self.images.test),
+            "recipe": replace(self.recipe, seed=0).as_dict(),
+            "settings": self.setup.settings.as_dict(),
+            "train_samples": train,
+            "test_samples": test,
         }
 
 
@@ -135,6 +137,7 @@ def prepare(
     seeds: int | Sequence[int] = SEEDS,
     output: Path = OUTPUT,
     *,
+    task: str | Task[Any, Any] = "classify",
     model_args: Mapping[str, Any] | None = None,
     limit: int | None = None,
     jobs: int | None = None,
@@ -143,39 +146,42 @@ def prepare(
     """Settle everything about a comparison before anything is computed or written.
 
     Args:
-        data: What `open_data` takes: "digits", a folder ...
-        model: A trunk, a network that takes `mechanism=`, or any other of timm's as it is.
-        mechanisms: Names that `affinear.tasks.classify.variants` knows; the six rules with and without rotary positions
-            if None.
+        data: What the task opens: "digits", a folder ...
+        model: A trunk, a network that takes `mechanism=`, or any other of the task's as it is.
+        mechanisms: Names that the task knows as variants; for a trunk those of `affinear.tasks.classify.variants`. The
+            task's own choice if None.
         seeds: How many, or which.
         output: Folder for all that is written.
+        task: Its name, or the task itself.
         model_args: What each network is made with beside its attention, such as `{"depth": 6}`.
-        limit: At most so many images of each half.
+        limit: At most so many samples of each half.
         jobs: Cells at a time; as many as there are cores, four at most, or one on a GPU, if None. 0 works in this
             process, where mechanisms that you registered are known.
-        changes: Fields of the recipe, such as `epochs`.
+        changes: Fields of the recipe or of the task's settings, such as `epochs`.
 
     Raises:
         ValueError: If something is not possible.
 
     Example:
-        >>> from affinear.compare.experiment import prepare
+        >>> from affinear.compare import prepare
         >>> plan = prepare(mechanisms=["softmax", "mala+rotary"], seeds=3, epochs=5)
         >>> [cell.title for cell in plan.cells][:3]
         ['softmax, seed 0', 'mala+rotary, seed 0', 'softmax, seed 1']
     """
-    check_name(model)
-    check_values(changes)
+    chosen = find(task) if isinstance(task, str) else task
+    check_values(changes, Recipe, chosen.settings)
     if limit is not None and limit < 1:
-        raise ValueError(f"limit: expected at least one image, got {limit}")
-    images = first_of(open_data(data), limit)
+        raise ValueError(f"limit: expected at least one sample, got {limit}")
+    names = _variants(chosen, model, mechanisms)
+    own = {name: value for name, value in changes.items() if name not in Recipe.names()}
+    found = opened(chosen, data, Setup(chosen, Recipe(), chosen.settings().changed(**own)), limit)
     plan = Comparison(
         model=model,
         data=data,
-        images=images,
-        variants=_variants(model, mechanisms),
+        opened=found,
+        variants=names,
         seeds=_seeds(seeds),
-        recipe=_recipe(model, images, changes),
+        setup=_setup(chosen.trial(model, found), changes),
         output=Path(output),
         model_args=dict(model_args or {}),
         limit=limit,
@@ -215,7 +221,7 @@ def _run(plan: Comparison, screen: Screen, seconds: float | None) -> Results:
         screen.finished(outcome)
         save(Results(plan, tuple(found)))
 
-    screen.begin(plan.variants, plan.seeds, plan.recipe.epochs, found)
+    screen.begin(plan.variants, plan.seeds, _length(plan), found, plan.task.metric, plan.recipe.steps is not None)
     try:
         if plan.jobs:
             whole = workers.run_cells(missing, plan.jobs, screen.started, screen.epoch, finished, seconds)
@@ -232,7 +238,7 @@ def _run_here(plan: Comparison, cells: Sequence[Cell], screen: Screen, finished:
     for cell in cells:
         screen.started(cell)
         try:
-            finished(run_cell(cell, lambda record, cell=cell: screen.epoch(cell, record), plan.images))
+            finished(run_cell(cell, lambda record, cell=cell: screen.epoch(cell, record), plan.opened))
         except (Interrupted, KeyboardInterrupt):
             return False
     return True
@@ -250,7 +256,7 @@ def enter(plan: Comparison) -> None:
             before = read_object(path.read_text(encoding="utf-8"), PLAN)
         except (OSError, ValueError) as error:
             raise ValueError(f"output: {path} cannot be read ({error}); give another folder") from None
-        found = differences(before, about)
+        found = differences(upgraded(before), about, (*plan.recipe.free, *plan.setup.settings.free))
         if found:
             raise ValueError(
                 f"output: {plan.output} holds another comparison: {'; '.join(found[:6])}; give --output another "
@@ -273,7 +279,7 @@ def save(results: Results) -> None:
 def conclusions(results: Results) -> Conclusions:
     """What can be said about a comparison, and what cannot."""
     plan = results.comparison
-    return conclude(results.outcomes, plan.variants, len(plan.images.test))
+    return conclude(results.outcomes, plan.variants, plan.task, plan.opened.sizes[1])
 
 
 def as_json(results: Results) -> bytes:
@@ -297,7 +303,7 @@ def _without_maps(outcome: Outcome) -> dict[str, Any]:
     told = asdict(outcome)
     del told["attention"]["maps"]  # they are in the cell's own file
     if outcome.error:
-        told["top1"] = None
+        told["value"] = None
     return told
 
 
@@ -310,27 +316,37 @@ def _jobs(cells: int) -> int:
     return 1 if torch.cuda.is_available() else max(1, min(cores(), cells, MOST_JOBS))
 
 
-def _variants(model: str, mechanisms: Sequence[str] | None) -> tuple[str, ...]:
-    takes = "mechanism" in making.takes(model)
+def _length(plan: Comparison) -> int:
+    """Epochs of each cell, as its records count them; where it is counted in steps, those."""
+    return plan.recipe.epochs if plan.recipe.steps is None else plan.recipe.steps
+
+
+def _variants(task: Task[Any, Any], model: str, mechanisms: Sequence[str] | None) -> tuple[str, ...]:
+    usual = tuple(task.variants(model))
     if mechanisms is None:
-        return DEFAULT if model in trunk.SIZES else OTHERS if takes else ("own",)
+        return usual
     names = tuple(dict.fromkeys(name.strip() for name in mechanisms))
     if not names or not all(names):
         raise ValueError("mechanisms: expected names such as softmax,mala+rotary, got none")
-    if not takes and names != ("own",):
+    if usual == ("own",) and names != ("own",):
         raise ValueError(f"mechanisms: {model} does not take any, so it can be trained as it is only: own")
     return names
 
 
 def _check_arguments(plan: Comparison) -> None:
-    chosen = [arguments(plan.model, name) for name in plan.variants]  # refuses what the network cannot have
+    chosen = [plan.task.variant(plan.model, name) for name in plan.variants]  # refuses what the network cannot have
     if "mechanism" in plan.model_args and "mechanism" in chosen[0]:
         raise ValueError("model_args: the mechanism is what is compared; name it among the mechanisms instead")
     if plan.model_args:  # whatever is wrong with them shall come out now, before anything is written
-        given, images = plan.cells[0].model_args, plan.images
-        recipe = resolve(plan.recipe, plan.model, given, images, torch.device("cpu"))
+        cell = plan.cells[0]
+        run = Run(cell.model, cell.data, cell.folder, cell.setup, cell.model_args)
         with kept_random_state():
-            create(plan.model, len(images.class_names), channels_of(given, images), recipe, given)
+            plan.task.network(settled(run, plan.opened))
+
+
+def _setup(trial: Setup, changes: Mapping[str, Any]) -> Setup:
+    found = trial.changed(**{**in_proportion(trial.recipe, changes), **changes})
+    return dataclasses.replace(found, recipe=found.recipe.scaled())
 
 
 def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
@@ -353,16 +369,3 @@ def parse_seeds(text: str) -> int | list[int]:
     if not parts[0] or not all(part.isdecimal() and len(part) < 20 for part in parts if part):
         raise ValueError(f"seeds: expected how many, such as 3, or which, such as 0,1,2, got {making.short(text)}")
     return int(parts[0]) if len(parts) == 1 else [int(part) for part in parts if part]
-
-
-def _recipe(model: str, images: Images, changes: Mapping[str, Any]) -> Recipe:
-    workers = {} if not isinstance(images.train, ArraySource) else {"workers": 0}
-    if model not in trunk.SIZES:
-        return recipe_for(model, "tiny", **{"compile": False, **workers, **changes})
-    recipe = TRUNK_RECIPES[model]
-    small = images.size is not None and max(images.size) <= LARGEST
-    given: dict[str, Any] = {"image_size": images.size if small else (32, 32), **workers}
-    if "epochs" in changes:  # the warm-up keeps its share
-        given["warmup_epochs"] = recipe.warmup_epochs * changes["epochs"] / recipe.epochs
-    recipe = recipe.changed(**{**given, **changes})
-    return dataclasses.replace(recipe, batch_size=min(recipe.batch_size, len(images.train)))

@@ -6,14 +6,15 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..tasks.classify.variants import ABLATION, LAYERS, ROTARY, RULES
+from ..train.task import Measure, Task
 from .cells import Outcome
 
 # 97.5 % quantiles of Student's t for 1, 2, 3 ... degrees of freedom.
 STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
 MANY = 2.0
-SMALLEST = 0.05  # points; what is less would be printed as none
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 # Which two are worth a sentence, if both are there: within rules of one kind of positions, ...
@@ -47,11 +48,11 @@ class Summary:
 
     Attributes:
         variant: Its name.
-        top1: Test accuracy in percent by seed.
+        values: The task's metric by seed, as it is drawn: in percent where it is a share.
         mean: Of them; None if no seed is there.
         spread: Their standard deviation; None of fewer than two.
         parameters: Trained numbers.
-        images_per_second: Of the fastest seed.
+        per_second: Units of the task, such as images, of the fastest seed.
         step_memory: Bytes.
         norm_correlation: Mean over seeds; None where it does not apply.
         negative_share: Mean over seeds.
@@ -60,11 +61,11 @@ class Summary:
     """
 
     variant: str
-    top1: dict[int, float]
+    values: dict[int, float]
     mean: float | None
     spread: float | None
     parameters: int | None
-    images_per_second: float | None
+    per_second: float | None
     step_memory: int | None
     norm_correlation: float | None
     negative_share: float | None
@@ -79,7 +80,7 @@ class Finding:
     Attributes:
         first: Name of one.
         second: Name of the other.
-        difference: Mean of first less second over common seeds, in points.
+        difference: Mean of first less second over common seeds, in points where the metric is in percent.
         spread: Standard deviation of that difference over seeds; None of one seed.
         room: How far the true difference may lie on either side, with 95 % confidence; None of one seed.
         seeds: Common seeds.
@@ -112,37 +113,40 @@ class Conclusions:
     limits: list[str]
 
 
-def conclude(outcomes: Iterable[Outcome], variants: Sequence[str], test_images: int) -> Conclusions:
+def conclude(
+    outcomes: Iterable[Outcome], variants: Sequence[str], task: Task[Any, Any], test_samples: int
+) -> Conclusions:
     """What can be said about these cells.
 
     Args:
         outcomes: Of the cells that are through.
         variants: In the order of the table.
-        test_images: How many the accuracies are taken over.
+        task: Whose metric was measured.
+        test_samples: How many it was taken over.
     """
-    summaries = summarise(outcomes, variants)
-    found = findings(summaries, test_images)
-    return Conclusions(summaries, found, limits(summaries, found, test_images))
+    summaries = summarise(outcomes, variants, task.metric)
+    found = findings(summaries, task.metric, test_samples)
+    return Conclusions(summaries, found, limits(summaries, found, task, test_samples))
 
 
-def summarise(outcomes: Iterable[Outcome], variants: Sequence[str]) -> list[Summary]:
+def summarise(outcomes: Iterable[Outcome], variants: Sequence[str], metric: Measure) -> list[Summary]:
     """Each variant over its seeds, in this order."""
     every = list(outcomes)
-    return [_summary(name, [outcome for outcome in every if outcome.variant == name]) for name in variants]
+    return [_summary(name, [outcome for outcome in every if outcome.variant == name], metric) for name in variants]
 
 
-def _summary(name: str, outcomes: list[Outcome]) -> Summary:
+def _summary(name: str, outcomes: list[Outcome], metric: Measure) -> Summary:
     good = sorted((outcome for outcome in outcomes if not outcome.error), key=lambda outcome: outcome.seed)
-    top1 = {outcome.seed: 100 * outcome.top1 for outcome in good}
+    values = {outcome.seed: metric.scale * outcome.value for outcome in good}
     attention = [outcome.attention for outcome in good]
     errors = [one.row_sum_error for one in attention if one.row_sum_error is not None]
     return Summary(
         variant=name,
-        top1=top1,
-        mean=_mean(top1.values()),
-        spread=statistics.stdev(top1.values()) if len(top1) > 1 else None,
+        values=values,
+        mean=_mean(values.values()),
+        spread=statistics.stdev(values.values()) if len(values) > 1 else None,
         parameters=good[0].parameters if good else None,
-        images_per_second=max(outcome.images_per_second for outcome in good) if good else None,
+        per_second=max(outcome.per_second for outcome in good) if good else None,
         step_memory=good[0].step_memory if good else None,
         norm_correlation=_mean(one.norm_correlation for one in attention),
         negative_share=_mean(one.negative_share for one in attention),
@@ -168,40 +172,44 @@ def questions(variants: Sequence[str]) -> list[tuple[str, str]]:
     return chosen or [(name, variants[0]) for name in variants[1:]]
 
 
-def findings(summaries: Sequence[Summary], test_images: int) -> list[Finding]:
+def findings(summaries: Sequence[Summary], metric: Measure, test_samples: int) -> list[Finding]:
     """What can be said about each pair.
 
     Args:
         summaries: Of all variants.
-        test_images: How many the accuracies are taken over.
+        metric: What was measured.
+        test_samples: How many it was taken over.
 
     Example:
         >>> from affinear.compare.cells import Outcome
         >>> from affinear.compare.findings import findings, summarise
-        >>> cells = [Outcome(name, seed, top1=top1) for name, seed, top1 in
+        >>> top1 = Measure("top1", "top-1", share=True)
+        >>> cells = [Outcome(name, seed, value=value) for name, seed, value in
         ...          (("mala", 0, 0.95), ("mala", 1, 0.94), ("linear", 0, 0.943), ("linear", 1, 0.945))]
-        >>> findings(summarise(cells, ["mala", "linear"]), 10000)[0].sentence
+        >>> findings(summarise(cells, ["mala", "linear"], top1), top1, 10000)[0].sentence
         'The difference of 0.1 points between mala and linear is smaller than its spread from seed to seed (0.8): ...'
     """
     by_name = {summary.variant: summary for summary in summaries}
     pairs = questions([summary.variant for summary in summaries])
-    told = [_finding(by_name[one], by_name[other], test_images) for one, other in pairs]
+    told = [_finding(by_name[one], by_name[other], metric, test_samples) for one, other in pairs]
     return [finding for finding in told if finding is not None]
 
 
-def _finding(first: Summary, second: Summary, test_images: int) -> Finding | None:
-    common = sorted(first.top1.keys() & second.top1.keys())
+def _finding(first: Summary, second: Summary, metric: Measure, test_samples: int) -> Finding | None:
+    common = sorted(first.values.keys() & second.values.keys())
     if not common:
         return None
-    differences = [first.top1[seed] - second.top1[seed] for seed in common]
+    differences = [first.values[seed] - second.values[seed] for seed in common]
     difference, count = statistics.fmean(differences), len(common)
     spread = statistics.stdev(differences) if count > 1 else None
     room = None
     if spread is not None:
-        share = statistics.fmean([first.top1[seed] / 100 for seed in common])
-        room = math.hypot(student(count) * spread / math.sqrt(count), of_test_images(share, test_images))
+        room = student(count) * spread / math.sqrt(count)
+        if metric.share:  # then it is known how much the choice of test samples alone may do
+            share = statistics.fmean([first.values[seed] / metric.scale for seed in common])
+            room = math.hypot(room, of_test_samples(share, test_samples))
     decided = room is not None and abs(difference) > room
-    sentence = _sentence(first.variant, second.variant, difference, spread, room, count)
+    sentence = _sentence(first.variant, second.variant, difference, spread, room, count, metric)
     return Finding(first.variant, second.variant, difference, spread, room, count, decided, sentence)
 
 
@@ -210,34 +218,49 @@ def student(count: int) -> float:
     return STUDENT[count - 2] if count - 2 < len(STUDENT) else MANY
 
 
-def of_test_images(share: float, images: int) -> float:
-    """How far an accuracy may be off because the test images are these and no others: 95 %, in points."""
-    return 196 * math.sqrt(max(share * (1 - share), 1 / images) / images)
+def of_test_samples(share: float, samples: int) -> float:
+    """How far a share may be off because the test samples are these and no others: 95 %, in points."""
+    return 196 * math.sqrt(max(share * (1 - share), 1 / samples) / samples)
 
 
-def _sentence(first: str, second: str, difference: float, spread: float | None, room: float | None, count: int) -> str:
-    ahead, behind = (first, second) if difference >= 0 else (second, first)
-    size, seeds = abs(difference), counted(count, "seed")
-    if size < SMALLEST:
-        known = "" if spread is None else f", spread {spread:.1f}"
-        return f"{first} and {second} are less than {SMALLEST} points apart{known}: {seeds} cannot tell them apart."
+def _sentence(
+    first: str, second: str, difference: float, spread: float | None, room: float | None, count: int, metric: Measure
+) -> str:
+    leads = (difference >= 0) == metric.higher_is_better
+    ahead, behind = (first, second) if leads else (second, first)
+    size, seeds, digits = abs(difference), counted(count, "seed"), digits_of(metric)
+    smallest, points = 0.5 * 10.0**-digits, f" {metric.points}" if metric.scale == 100 else f" {metric.title}"
+    if size < smallest:
+        known = "" if spread is None else f", spread {spread:.{digits}f}"
+        return f"{first} and {second} are less than {smallest:g}{points} apart{known}: {seeds} cannot tell them apart."
     if spread is None or room is None:
         return (
-            f"{ahead} is ahead of {behind} by {size:.1f} points with one seed: the spread from seed to seed is not "
-            "known, and nothing is decided."
+            f"{ahead} is ahead of {behind} by {size:.{digits}f}{points} with one seed: the spread from seed to seed is "
+            "not known, and nothing is decided."
         )
+    reach = f"{size - room:.{digits}f} to {size + room:.{digits}f}"
     if size > room:
-        low, high = size - room, size + room
-        return f"{ahead} is better than {behind} by {size:.1f} points; {seeds} leave room for {low:.1f} to {high:.1f}."
+        return f"{ahead} is better than {behind} by {size:.{digits}f}{points}; {seeds} leave room for {reach}."
     if size <= spread:
         return (
-            f"The difference of {size:.1f} points between {first} and {second} is smaller than its spread from seed to "
-            f"seed ({spread:.1f}): {seeds} cannot decide."
+            f"The difference of {size:.{digits}f}{points} between {first} and {second} is smaller than its spread from "
+            f"seed to seed ({spread:.{digits}f}): {seeds} cannot decide."
         )
     return (
-        f"{ahead} is ahead of {behind} by {size:.1f} points, which is more than the spread from seed to seed "
-        f"({spread:.1f}), but {seeds} leave room for {size - room:.1f} to {size + room:.1f}: not decided."
+        f"{ahead} is ahead of {behind} by {size:.{digits}f}{points}, which is more than the spread from seed to seed "
+        f"({spread:.{digits}f}), but {seeds} leave room for {reach}: not decided."
     )
+
+
+def digits_of(metric: Measure) -> int:
+    """Digits after the point of a drawn value.
+
+    Example:
+        >>> digits_of(Measure("top1", "top-1")), digits_of(Measure("loss", "loss", False, ".3f"))
+        (1, 3)
+    """
+    found = "".join(sign for sign in metric.form.partition(".")[2] if sign.isdecimal())
+    return int(found or 1)
 
 
 def counted(count: int, what: str) -> str:
@@ -251,16 +274,26 @@ def counted(count: int, what: str) -> str:
     return f"{number} {what}{'' if count == 1 else 's'}"
 
 
-def limits(summaries: Sequence[Summary], found: Sequence[Finding], test_images: int) -> list[str]:
+def limits(
+    summaries: Sequence[Summary], found: Sequence[Finding], task: Task[Any, Any], test_samples: int
+) -> list[str]:
     """What nobody should conclude from a comparison of this size."""
-    seeds = max((len(summary.top1) for summary in summaries), default=0)
-    means = [summary.mean / 100 for summary in summaries if summary.mean is not None]
-    told = [
-        f"One test image is {100 / test_images:.2g} points. With {test_images} of them an accuracy is known to about "
-        f"±{of_test_images(statistics.fmean(means), test_images):.1f} points, whatever the seeds."
-        if means
-        else "No cell was trained, so there is nothing to conclude."
-    ]
+    seeds = max((len(summary.values) for summary in summaries), default=0)
+    means = [summary.mean / task.metric.scale for summary in summaries if summary.mean is not None]
+    told = list[str]()
+    if not means:
+        told.append("No cell was trained, so there is nothing to conclude.")
+    elif task.metric.share:
+        one = task.samples.removesuffix("s")
+        told.append(
+            f"One test {one} is {100 / test_samples:.2g} points. With {test_samples} of them an accuracy is known to "
+            f"about ±{of_test_samples(statistics.fmean(means), test_samples):.1f} points, whatever the seeds."
+        )
+    else:
+        told.append(
+            f"The test set has {test_samples} samples. How far {task.metric.title} would be off on others is not in "
+            "the spread from seed to seed."
+        )
     if seeds == 1:
         told.append("One seed has no spread: every difference here may be luck. Run again with --seeds 3 or more.")
     elif seeds == 2:
@@ -275,7 +308,7 @@ def limits(summaries: Sequence[Summary], found: Sequence[Finding], test_images: 
             "do not exist would still look decided."
         )
     told.append(
-        "All this holds for this network, these images and this length of training. Another size of network, more "
+        "All this holds for this network, this data and this length of training. Another size of network, more "
         "tokens or a longer schedule may order the variants differently."
     )
     told += [

@@ -12,26 +12,22 @@ from rich.table import Table
 from rich.text import Text
 
 from ..train.progress import spoken
-from ..train.records import EpochRecord
+from ..train.records import Record
+from ..train.task import Measure, Task
 from .cells import Cell, Outcome
-from .findings import Summary, counted
+from .findings import Summary, counted, digits_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 NONE = "-"
-# In two lines each, so that the table fits a terminal of 80 columns.
-HEADINGS = (
-    "variant",
-    "top-1\n%",
-    "spread",
-    "para-\nmeters",
-    "images\n/s",
-    "memory\nMB",
-    "entropy\n/norm",
-    "below\nzero %",
-    "row sum\nerror",
-)
+
+
+def headings(task: Task[Any, Any]) -> tuple[str, ...]:
+    """Of the columns, in two lines each, so that the table fits a terminal of 80 columns."""
+    metric = f"{task.metric.title}\n{'%' if task.metric.scale == 100 else ''}"
+    rest = ("memory\nMB", "entropy\n/norm", "below\nzero %", "row sum\nerror")
+    return ("variant", metric, "spread", "para-\nmeters", f"{task.unit}\n/s", *rest)
 
 
 class Screen:
@@ -39,24 +35,33 @@ class Screen:
 
     def __init__(self) -> None:
         self.done: dict[tuple[str, int], Outcome] = {}
-        self.at: dict[tuple[str, int], EpochRecord] = {}
+        self.at: dict[tuple[str, int], Record] = {}
         self.running: set[tuple[str, int]] = set()
         self.variants: Sequence[str] = ()
         self.seeds: Sequence[int] = ()
         self.epochs = self.before = 0
         self.began = 0.0
+        self.metric, self.by_steps = Measure("value", "value"), False
 
-    def begin(self, variants: Sequence[str], seeds: Sequence[int], epochs: int, found: Sequence[Outcome]) -> None:
-        """A comparison of so many epochs each begins, of which these cells are through."""
+    def begin(
+        self,
+        variants: Sequence[str],
+        seeds: Sequence[int],
+        epochs: int,
+        found: Sequence[Outcome],
+        metric: Measure,
+        by_steps: bool = False,
+    ) -> None:
+        """A comparison of so many epochs, or steps, each begins, of which these cells are through."""
         self.variants, self.seeds, self.epochs, self.before = variants, seeds, epochs, len(found)
         self.done = {(outcome.variant, outcome.seed): outcome for outcome in found}
-        self.began = time.monotonic()
+        self.began, self.metric, self.by_steps = time.monotonic(), metric, by_steps
 
     def started(self, cell: Cell) -> None:
         """A cell is begun."""
         self.running.add((cell.variant, cell.seed))
 
-    def epoch(self, cell: Cell, record: EpochRecord) -> None:
+    def epoch(self, cell: Cell, record: Record) -> None:
         """An epoch of a cell is over."""
         self.at[cell.variant, cell.seed] = record
 
@@ -68,10 +73,14 @@ class Screen:
     def end(self) -> None:
         """The comparison is over, or was stopped."""
 
+    def where(self, record: Record) -> int:
+        """How far a cell is, in what the comparison counts."""
+        return record.step if self.by_steps else record.epoch
+
     def progress(self) -> str:
         """How far it is and how long it will still take, if all cells are alike."""
         total = len(self.variants) * len(self.seeds)
-        parts = sum(self.at[key].epoch / self.epochs for key in self.running if key in self.at)
+        parts = sum(self.where(self.at[key]) / self.epochs for key in self.running if key in self.at)
         worked, left = len(self.done) - self.before + parts, total - len(self.done) - parts
         told = f"{len(self.done)} of {total} cells"
         elapsed = time.monotonic() - self.began
@@ -83,17 +92,29 @@ class Screen:
 class Lines(Screen):
     """A line for each cell that is through, for files and pipes."""
 
-    def begin(self, variants: Sequence[str], seeds: Sequence[int], epochs: int, found: Sequence[Outcome]) -> None:
+    def begin(
+        self,
+        variants: Sequence[str],
+        seeds: Sequence[int],
+        epochs: int,
+        found: Sequence[Outcome],
+        metric: Measure,
+        by_steps: bool = False,
+    ) -> None:
         """Say what begins."""
-        super().begin(variants, seeds, epochs, found)
+        super().begin(variants, seeds, epochs, found, metric, by_steps)
         known = f"; {counted(len(found), 'cell')} from before" if found else ""
-        sizes = counted(len(variants), "variant"), counted(len(seeds), "seed"), counted(epochs, "epoch")
+        sizes = (
+            counted(len(variants), "variant"),
+            counted(len(seeds), "seed"),
+            counted(epochs, "step" if by_steps else "epoch"),
+        )
         self.say(f"{', '.join(sizes)} each{known}")
 
     def finished(self, outcome: Outcome) -> None:
         """Say how it went."""
         super().finished(outcome)
-        self.say(f"{self.progress()}: {outcome.variant}, seed {outcome.seed}: {result(outcome)}")
+        self.say(f"{self.progress()}: {outcome.variant}, seed {outcome.seed}: {result(outcome, self.metric)}")
 
     def say(self, sentence: str) -> None:
         """Write a line."""
@@ -112,11 +133,19 @@ class Live(Screen):
         self.console = console
         self.live: Any = None
 
-    def begin(self, variants: Sequence[str], seeds: Sequence[int], epochs: int, found: Sequence[Outcome]) -> None:
+    def begin(
+        self,
+        variants: Sequence[str],
+        seeds: Sequence[int],
+        epochs: int,
+        found: Sequence[Outcome],
+        metric: Measure,
+        by_steps: bool = False,
+    ) -> None:
         """Show the table."""
         from rich.live import Live as Region
 
-        super().begin(variants, seeds, epochs, found)
+        super().begin(variants, seeds, epochs, found, metric, by_steps)
         # Asked for again and again, so that the time goes on while nothing is heard.
         self.live = Region(console=self.console, get_renderable=self.drawn, refresh_per_second=2, transient=True)
         self.live.start()
@@ -144,14 +173,14 @@ class Live(Screen):
     def _state(self, name: str, seed: int) -> str:
         key = name, seed
         if key in self.done:
-            return "failed" if self.done[key].error else f"{100 * self.done[key].top1:.1f} %"
+            return "failed" if self.done[key].error else self.metric.shown(self.done[key].value)
         if key not in self.running:
             return ""
         if key not in self.at:
             return "starting"
         record = self.at[key]
-        accuracy = "" if record.top1 is None else f", {100 * record.top1:.1f} %"
-        return f"epoch {record.epoch}/{self.epochs}{accuracy}"
+        known = "" if record.test is None else f", {self.metric.shown(record.test[self.metric.name])}"
+        return f"{'step' if self.by_steps else 'epoch'} {self.where(record)}/{self.epochs}{known}"
 
 
 def for_people() -> Screen:
@@ -163,34 +192,35 @@ def for_people() -> Screen:
     return Live(Console(stderr=True))
 
 
-def result(outcome: Outcome) -> str:
+def result(outcome: Outcome, metric: Measure) -> str:
     """A cell in a few words."""
     if outcome.error:
         return f"failed: {outcome.error}"
-    return f"{100 * outcome.top1:.1f} % after {spoken(outcome.seconds)}"
+    return f"{metric.shown(outcome.value)} after {spoken(outcome.seconds)}"
 
 
-def table(summaries: Sequence[Summary]) -> Table:
+def table(summaries: Sequence[Summary], task: Task[Any, Any]) -> Table:
     """The table for a terminal."""
     out = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    for heading in HEADINGS:
+    for heading in headings(task):
         out.add_column(heading, justify="left" if heading == "variant" else "right", no_wrap=True)
     for summary in summaries:
-        out.add_row(*row(summary))
+        out.add_row(*row(summary, task.metric))
     return out
 
 
-def row(summary: Summary) -> tuple[str, ...]:
+def row(summary: Summary, metric: Measure) -> tuple[str, ...]:
     """A variant as the tables show it, column by column."""
-    mean = _number(summary.mean, ".1f") if summary.mean is not None else "failed" if summary.errors else NONE
+    form = f".{digits_of(metric)}f"
+    mean = _number(summary.mean, form) if summary.mean is not None else "failed" if summary.errors else NONE
     memory = None if summary.step_memory is None else summary.step_memory / 1e6
     share = None if summary.negative_share is None else 100 * summary.negative_share
     return (
         summary.variant,
         mean,
-        _number(summary.spread, ".1f"),
+        _number(summary.spread, form),
         _count(summary.parameters),
-        _number(summary.images_per_second, ",.0f"),
+        _number(summary.per_second, ",.0f"),
         _number(memory, ",.1f"),
         _number(summary.norm_correlation, "+.2f"),
         _number(share, ".1f"),
@@ -208,9 +238,12 @@ def _number(value: float | None, form: str) -> str:
     return NONE if value is None else format(value, form)
 
 
-LEGEND = (
-    "top-1: mean over seeds, test images told right after the last epoch; spread: standard deviation over seeds. "
-    "images/s: training, the fastest epoch. memory: what the tensors of one training step take at most. "
-    "entropy/norm: rank correlation of a row's entropy and its query's norm, below zero if louder queries look more "
-    "sharply. below zero: share of the weights. row sum error: the largest distance of a row's sum from one."
-)
+def legend(task: Task[Any, Any]) -> str:
+    """What the columns are."""
+    return (
+        f"{task.metric.title}: mean over seeds, on the test set after the last step; spread: standard deviation over "
+        f"seeds. {task.unit}/s: training, the fastest epoch. memory: what the tensors of one training step take at "
+        "most. entropy/norm: rank correlation of a row's entropy and its query's norm, below zero if louder queries "
+        "look more sharply. below zero: share of the weights. row sum error: the largest distance of a row's sum from "
+        "one."
+    )

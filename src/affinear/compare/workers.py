@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ..train.faults import Interrupted
-from ..train.records import EpochRecord
+from ..train.records import Record
 from .cells import Cell, Outcome, run_cell
 
 MESSAGES = "messages.txt"
@@ -28,13 +28,14 @@ PATIENCE = 60.0  # seconds in which a cell that is told to stop may finish its s
 # Imported once, by the process that all others are forked from.
 WARM = (
     "affinear.compare.cells",
+    "affinear.tasks.classify",
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
     "sklearn.datasets",
     "torch.utils.tensorboard",
 )
 
-OnEpoch = Callable[[Cell, EpochRecord], None]
+OnEpoch = Callable[[Cell, Record], None]
 OnOutcome = Callable[[Outcome], None]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
 
 def weights_at_fault(network: nn.Module) -> str | None:
@@ -35,16 +36,17 @@ def gradient_at_fault(network: nn.Module) -> str | None:
     return None
 
 
-def layer_at_fault(network: nn.Module, images: Tensor, run: Callable[[], Any]) -> str:
+def layer_at_fault(network: nn.Module, batch: Any, run: Callable[[], Any]) -> str:
     """The first layer whose output is not finite while `run` calls the network.
 
     Args:
         network: As it was made, not compiled.
-        images: What it is shown.
+        batch: What it is shown: any nest of tensors.
         run: Does the step's forward pass again, with the same randomness.
     """
-    if not finite(images):
-        return "images"
+    for name, tensor in named_tensors(batch).items():
+        if not finite(tensor):
+            return name
     with _listening(network) as heard, torch.no_grad():
         run()
     return f"layer {heard[0]}" if heard else "loss"
@@ -72,9 +74,22 @@ def _listening(network: nn.Module) -> Generator[list[str]]:
             handle.remove()
 
 
+def named_tensors(batch: Any) -> dict[str, Tensor]:
+    """The tensors of a batch, each by the names or numbers that lead to it.
+
+    Examples:
+        >>> list(named_tensors({"images": torch.zeros(1), "targets": [torch.zeros(1), {"boxes": torch.zeros(1)}]}))
+        ['images', 'targets.0', 'targets.1.boxes']
+        >>> list(named_tensors(torch.zeros(1)))
+        ['batch']
+    """
+    found = {".".join(_step(key) for key in path): leaf for path, leaf in tree_flatten_with_path(batch)[0]}
+    return {name or "batch": leaf for name, leaf in found.items() if isinstance(leaf, Tensor)}
+
+
+def _step(key: Any) -> str:
+    return str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))))
+
+
 def _tensors(output: Any) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, (tuple, list)):
-        for part in output:
-            yield from _tensors(part)
+    yield from (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))

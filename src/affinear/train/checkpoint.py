@@ -19,12 +19,13 @@ from safetensors.torch import save as to_bytes  # a file that safetensors writes
 from torch import Tensor
 
 from .. import __version__
-from ..models.about import read_object
 from ..models.making import short
 from ..models.sealing import broken, sealed
 from . import manifest
+from .before import upgraded_record
 from .faults import RunError, SaveError
-from .records import EpochRecord
+from .records import Record
+from .settings import read_object
 
 NAME = re.compile(r"step-(\d{9})")
 PART = ".part"
@@ -39,18 +40,20 @@ class Position:
 
     Attributes:
         step: Optimizer steps done.
-        epochs: What was measured in each finished epoch.
-        best: The largest top-1 so far, of the weights in `best.safetensors`.
+        records: What was measured in each finished stretch: an epoch, or the steps between two evaluations.
+        best: The best value of the metric so far, of the weights in `best.safetensors`; None if there is none.
         best_epoch: The epoch it came from, counted from 1; 0 if there is none.
-        loss_sum: Sum of the losses of the epoch that is not finished.
-        seconds: What that epoch took so far.
-        skipped: Corrupt images that were met: which half, and which number.
+        best_step: Steps done by then.
+        loss_sum: Sum of the losses of the stretch that is not finished.
+        seconds: What that stretch took so far.
+        skipped: Samples that could not be read: which half, and which number.
     """
 
     step: int = 0
-    epochs: tuple[EpochRecord, ...] = ()
-    best: float = -1.0
+    records: tuple[Record, ...] = ()
+    best: float | None = None
     best_epoch: int = 0
+    best_step: int = 0
     loss_sum: float = 0.0
     seconds: float = 0.0
     skipped: tuple[tuple[str, int], ...] = ()
@@ -122,12 +125,13 @@ def load(checkpoint: Path) -> Snapshot:
         RunError: If a file is missing or damaged.
     """
     try:
-        wrong = manifest.fault(checkpoint)
+        told = (checkpoint / STATE).read_text(encoding="utf-8") if (checkpoint / STATE).is_file() else ""
+        wrong = "" if _is_old(checkpoint, told) else manifest.fault(checkpoint)
         if wrong:
             raise ValueError(wrong)
         average = checkpoint / AVERAGE
         return Snapshot(
-            _position((checkpoint / STATE).read_text(encoding="utf-8")),
+            _position(told),
             load_file(checkpoint / WEIGHTS),
             load_file(average) if average.is_file() else None,
             torch.load(checkpoint / OPTIMIZER, map_location="cpu", weights_only=True),
@@ -214,15 +218,25 @@ def _found(folder: Path) -> dict[int, Path]:
     return {int(match[1]): path for path in folder.iterdir() if (match := NAME.fullmatch(path.name)) and path.is_dir()}
 
 
+def _is_old(checkpoint: Path, state: str) -> bool:
+    """Whether it is from before there were tasks, when checkpoints had no checksums either."""
+    return not (checkpoint / manifest.MANIFEST).exists() and '"epochs"' in state and '"records"' not in state
+
+
 def _position(text: str) -> Position:
     told = read_object(text, STATE)
-    epochs = tuple(EpochRecord(**record) for record in told.pop("epochs"))
+    if "epochs" in told:  # written before there were tasks
+        told["records"] = told.pop("epochs")
+        told["best"] = told["best"] if told["best_epoch"] else None
+    records = tuple(Record(**upgraded_record(record)) for record in told.pop("records"))
     skipped = tuple((half, index) for half, index in told.pop("skipped"))
-    found = Position(**told, epochs=epochs, skipped=skipped)
-    counts = (found.step, found.best_epoch, *(number for record in epochs for number in (record.epoch, record.step)))
+    found = Position(**told, records=records, skipped=skipped)
+    reached = (number for record in records for number in (record.epoch, record.step))
+    counts = (found.step, found.best_epoch, found.best_step, *reached)
     if any(type(count) is not int or count < 0 for count in counts):
         raise ValueError(f"{STATE}: expected whole numbers of steps and epochs, got {short(counts)}")
-    if any(type(number) not in (int, float) for number in (found.best, found.loss_sum, found.seconds)):
+    best = 0.0 if found.best is None else found.best
+    if any(type(number) not in (int, float) for number in (best, found.loss_sum, found.seconds)):
         raise ValueError(f"{STATE}: expected numbers as best, loss_sum and seconds")
     return found
 

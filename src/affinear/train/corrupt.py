@@ -1,4 +1,4 @@
-"""Images that cannot be read: passed over, counted once each, and too many at some point."""
+"""Samples that cannot be read: passed over, counted once each, and too many at some point."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Source(Protocol):
 
 
 class TooManyCorrupt(ValueError):
-    """More than one image in a hundred cannot be read; the message counts and names them."""
+    """More than one sample in a hundred cannot be read; the message counts and names them."""
 
     def __init__(self, message: str) -> None:
         # A loading process hands its error over inside a printed traceback; the sentence is all its reader needs.
@@ -43,20 +43,22 @@ class TooManyCorrupt(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """Which images of a half are corrupt, known to all loading processes at once.
+    """Which samples of a half are corrupt, known to all loading processes at once.
 
     Attributes:
         name: Of the half, for the message.
-        source: Its images.
+        source: Its samples.
         corrupt: A byte for each, in shared memory: a process only ever sets it, so nobody has to wait for anybody.
+        noun: What samples are called, for the message.
     """
 
     name: str
     source: Source
     corrupt: Tensor
+    noun: str = "images"
 
     def note(self, index: int) -> None:
-        """Count an image as corrupt.
+        """Count a sample as corrupt.
 
         Raises:
             TooManyCorrupt: If there are too many by now.
@@ -72,7 +74,7 @@ class Tally:
         names = self.names
         more = f" and {count - NAMED} more" if count > NAMED else ""
         raise TooManyCorrupt(
-            f"{count} of the {total} {self.name} images cannot be read, more than {PERCENT} %; "
+            f"{count} of the {total} {self.name} {self.noun} cannot be read, more than {PERCENT} %; "
             f"mend them or take them away: {', '.join(names[:NAMED])}{more}"
         )
 
@@ -88,7 +90,7 @@ class Tally:
 
 
 class Skipped:
-    """The corrupt images that a run came across, in all its loading processes."""
+    """The corrupt samples that a run came across, in all its loading processes."""
 
     def __init__(self) -> None:
         self._tallies: dict[str, Tally] = {}
@@ -101,26 +103,27 @@ class Skipped:
         """What they are called."""
         return tuple(name for tally in self._tallies.values() for name in tally.names)
 
-    def tally(self, half: str, source: Source) -> Tally:
+    def tally(self, half: str, source: Source, noun: str = "images") -> Tally:
         """The count for a half; the same one when asked again.
 
         Args:
             half: "train" or "test".
-            source: Its images.
+            source: Its samples.
+            noun: What they are called.
 
         Raises:
-            ValueError: If other images are counted under this name already.
+            ValueError: If other samples are counted under this name already.
         """
         found = self._tallies.get(half)
         if found is None:
-            found = Tally(half, source, torch.zeros(len(source), dtype=torch.uint8).share_memory_())
+            found = Tally(half, source, torch.zeros(len(source), dtype=torch.uint8).share_memory_(), noun)
             self._tallies[half] = found
         if found.source is not source:
-            raise ValueError(f"skipped: it counts other {half} images already; make a new Skipped for each data set")
+            raise ValueError(f"skipped: it counts other {half} samples already; make a new Skipped for each data set")
         return found
 
     def state(self) -> list[tuple[str, int]]:
-        """What `absorb` takes: the half and number of every corrupt image."""
+        """What `absorb` takes: the half and number of every corrupt sample."""
         return [(half, index) for half, tally in self._tallies.items() for index in tally.indices]
 
     def absorb(self, states: Iterable[tuple[str, int]]) -> None:

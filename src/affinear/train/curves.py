@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from .records import EpochRecord
+from .records import Record
+from .task import Measure
 
 NAME = "curves.png"
 
 
-def draw(output: Path, epochs: Sequence[EpochRecord]) -> Path:
-    """Draw losses, accuracy and learning rate over epochs into `curves.png`.
+def draw(output: Path, records: Sequence[Record], metric: Measure, by_steps: bool) -> Path:
+    """Draw losses, the metric and the learning rate over epochs, or steps, into `curves.png`.
 
     Args:
         output: Folder of the run.
-        epochs: What was measured.
+        records: What was measured.
+        metric: Which number of the score is drawn.
+        by_steps: Whether over steps.
 
     Raises:
         SaveError: If the picture could not be written.
@@ -26,26 +30,40 @@ def draw(output: Path, epochs: Sequence[EpochRecord]) -> Path:
 
     figure = Figure(figsize=(12, 3.6))
     figure.subplots_adjust(left=0.05, right=0.98, bottom=0.14, top=0.9)
-    losses, shares, rates = figure.subplots(1, 3)
-    numbers = [record.epoch for record in epochs]
-    tested = [record for record in epochs if record.top1 is not None]
-    losses.plot(numbers, [record.train_loss for record in epochs], marker=".", label="training")
-    losses.plot([r.epoch for r in tested], [r.test_loss or 0.0 for r in tested], marker=".", label="test")
-    shares.plot([r.epoch for r in tested], [100 * (r.top1 or 0.0) for r in tested], marker=".", label="top-1")
-    averaged = [record for record in tested if record.ema_top1 is not None]
-    if averaged:
-        shares.plot(
-            [r.epoch for r in averaged], [100 * (r.ema_top1 or 0.0) for r in averaged], label="averaged weights"
-        )
-    rates.plot(numbers, [record.lr for record in epochs], marker=".")
-    for axes, title in ((losses, "loss"), (shares, "test images told right, %"), (rates, "learning rate")):
-        axes.set(title=title, xlabel="epoch")
+    losses, scores, rates = figure.subplots(1, 3)
+    wheres = [where(record, by_steps) for record in records]
+    losses.plot(wheres, [record.train_loss for record in records], marker=".", label="training")
+    _plot(losses, over(records, "loss", by_steps), "test")
+    _plot(scores, over(records, metric.name, by_steps, metric.scale), metric.title)
+    _plot(scores, over(records, metric.name, by_steps, metric.scale, averaged=True), "averaged weights")
+    rates.plot(wheres, [record.lr for record in records], marker=".")
+    title = metric.title + (", %" if metric.scale == 100 else "")
+    for axes, name in ((losses, "loss"), (scores, title), (rates, "learning rate")):
+        axes.set(title=name, xlabel="step" if by_steps else "epoch")
         axes.grid(alpha=0.3)
     losses.legend()
-    shares.legend()
+    scores.legend()
     drawn = BytesIO()
     figure.savefig(drawn, format="png", dpi=120)
     return _keep(drawn.getvalue(), output / NAME)
+
+
+def where(record: Record, by_steps: bool) -> int:
+    """Where in the run a record stands."""
+    return record.step if by_steps else record.epoch
+
+
+def over(
+    records: Sequence[Record], name: str, by_steps: bool, scale: float = 1.0, averaged: bool = False
+) -> list[tuple[float, float]]:
+    """A number of the score over epochs or steps, where it is known."""
+    told = ((record, record.averaged if averaged else record.test) for record in records)
+    return [(where(record, by_steps), scale * test[name]) for record, test in told if test is not None and name in test]
+
+
+def _plot(axes: Any, points: list[tuple[float, float]], label: str) -> None:
+    if points:
+        axes.plot(*zip(*points, strict=True), marker=".", label=label)
 
 
 def _keep(content: bytes, path: Path) -> Path:
@@ -57,4 +75,4 @@ def _keep(content: bytes, path: Path) -> Path:
     try:
         return place(content, path, force=True).path
     except OSError as error:
-        raise SaveError(f"The curves could not be saved to {path}: {why(error)}.") from None
+        raise SaveError(f"{path.name} could not be saved to {path}: {why(error)}.") from None

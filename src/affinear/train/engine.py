@@ -8,37 +8,36 @@ import json
 import signal
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import skip_first_batches
+from accelerate import Accelerator, skip_first_batches
 from accelerate.utils import gather_object
 from safetensors.torch import save_file
 from torch import nn
 
 from ..models.sealing import broken
-from ..tasks.classify import network as networks
-from ..tasks.classify.data import Images, open_data, ready
-from ..tasks.classify.evaluate import Score, score
-from . import checkpoint, curves, folder
-from .blame import weights_at_fault
+from . import checkpoint, curves, folder, report
+from .blame import named_tensors, weights_at_fault
 from .checkpoint import Position
 from .devices import accelerated, device, is_sharded, peak_memory
 from .faults import Interrupted, NonFinite, RunError
 from .kit import Kit, build
 from .ownership import owned
-from .progress import Progress
+from .progress import Outline, Progress
 from .recipe import Recipe
-from .records import EpochRecord, Log
-from .seeding import kept_random_state
+from .records import Log, Record
+from .seeding import kept_random_state, seed_step
 from .signals import Wish, wishes
 from .state import load_into, snapshot
 from .stepping import Fault, Stepper
+from .task import Data, Job, Score, Setup, Work
 
+EVALUATION = 2**31  # in place of a part's number, where no part of a step is seeded
 ASK_EVERY = 10  # steps between two times that many processes ask each other whether to stop
 
 
@@ -47,18 +46,18 @@ class Run:
     """A network to be trained.
 
     Attributes:
-        model: Name of the network, any of timm's or ours.
-        data: What `open_data` takes: "digits", a folder ...
+        model: Name of the network, one that the task knows.
+        data: What the task opens: a folder, a name ...
         output: Folder for all that the run writes.
-        recipe: How to train.
-        model_args: What the network is made with beside classes, channels and size.
+        setup: The task, and how to train: what `affinear.tasks.recipe_for` gives.
+        model_args: What the network is made with beside what data and settings say.
         weights: File of weights to begin with; None for fresh ones.
     """
 
     model: str
     data: str
     output: Path
-    recipe: Recipe
+    setup: Setup
     model_args: Mapping[str, Any] = field(default_factory=dict[str, Any])
     weights: Path | None = None
 
@@ -68,32 +67,40 @@ class Result:
     """What a run came to.
 
     Attributes:
-        top1: Share of test images told right by the weights after the last epoch.
-        top5: Share whose class is among the first five guesses.
-        best_top1: The largest top-1 of any epoch, averaged weights included.
+        score: The numbers of the weights after the last step, by name.
+        metric: The one of them that decides.
+        best: The best value of the metric at any evaluation, averaged weights included.
         best_epoch: Where it was reached, counted from 1.
-        epochs: Every epoch in numbers.
+        best_step: The same in steps.
+        records: Every epoch, or stretch between two evaluations, in numbers.
         parameters: Trained weights.
-        images_per_second: In training, in the median epoch: the first may have had to compile.
+        per_second: Units of the task, such as images, in training, in the median stretch: the first may have had to
+            compile.
         peak_memory: Bytes: of the GPU in this run, or else of the whole process so far.
         weights: The file of the best weights.
         last: The file of the last weights.
-        skipped: Corrupt images that were passed over.
+        skipped: Samples that could not be read and were passed over.
         skipped_names: What they are called.
     """
 
-    top1: float
-    top5: float
-    best_top1: float
+    score: Mapping[str, float]
+    metric: str
+    best: float
     best_epoch: int
-    epochs: tuple[EpochRecord, ...]
+    best_step: int
+    records: tuple[Record, ...]
     parameters: int
-    images_per_second: float
+    per_second: float
     peak_memory: int
     weights: Path
     last: Path
     skipped: int
     skipped_names: tuple[str, ...]
+
+    @property
+    def value(self) -> float:
+        """The metric of the weights after the last step."""
+        return self.score[self.metric]
 
 
 def train(
@@ -102,7 +109,7 @@ def train(
     resume: bool = True,
     force: bool = False,
     progress: Progress | None = None,
-    images: Images | None = None,
+    data: Data | None = None,
 ) -> Result:
     """Train a network, or go on where it was interrupted.
 
@@ -114,47 +121,51 @@ def train(
         resume: Whether to continue a run that is in the folder. If not, the folder must not hold one.
         force: Without `resume`, remove a run that is in the folder.
         progress: Who listens; nobody if None.
-        images: The data set, if it is open already.
+        data: The data set, if it is open already.
 
     Raises:
         ValueError: If something about the run is not possible.
         RunError: If it could not begin or had to stop: `OtherRun`, `SaveError`, `NonFinite`, `Interrupted`.
-        TooManyCorrupt: If more than one image in a hundred cannot be read.
-
-    Examples:
-        >>> import tempfile
-        >>> from affinear.train import Run, recipe_for, train
-        >>> recipe = recipe_for("inline_deit_tiny", "tiny", epochs=1, batch_size=256, image_size=(16, 16), workers=0)
-        >>> small = {"depth": 1, "embed_dim": 32, "num_heads": 2, "patch_size": 4}
-        >>> with tempfile.TemporaryDirectory() as output:
-        ...     result = train(Run("inline_deit_tiny", "digits", Path(output), recipe, small))
-        >>> len(result.epochs), 0 <= result.top1 <= 1
-        (1, True)
+        TooManyCorrupt: If more than one sample in a hundred cannot be read.
     """
-    images = open_data(run.data) if images is None else images
-    recipe = networks.resolve(run.recipe, run.model, run.model_args, images, device())
-    with ExitStack() as held, kept_random_state(), accelerated(recipe) as accelerator, wishes() as wish:
-        about = _about(run, recipe, images)
+    task = run.setup.task
+    opened: Data = task.open(run.data, run.setup.settings) if data is None else data
+    job = settled(run, opened)
+    with ExitStack() as held, kept_random_state(), accelerated(job.recipe) as accelerator, wishes() as wish:
+        about = describe(run, job, opened)
+        free = (*job.recipe.free, *job.settings.free)
         if accelerator.is_main_process:  # which alone writes
             held.enter_context(owned(run.output))
         with accelerator.main_process_first():
             # Others look after the first has found everything in order, and change nothing.
-            found = folder.enter(run.output, about, resume=resume, force=force and accelerator.is_main_process)
+            found = folder.enter(run.output, about, free, resume=resume, force=force and accelerator.is_main_process)
         start = _start(run) if found is None else None
-        kit = build(accelerator, recipe, run.model, run.model_args, images, start, str(run.weights))
+        kit = build(accelerator, task, job, opened, start, str(run.weights))
         if accelerator.is_main_process and found is None:
             folder.describe(run.output, about, accelerator.device, accelerator.num_processes)
         position = Position() if found is None else load_into(kit, checkpoint.load(found))
         if position.best_epoch:
             checkpoint.check_weights(run.output, checkpoint.BEST, f"the best weights, of epoch {position.best_epoch}")
         listener = progress if progress is not None and accelerator.is_main_process else Progress()
-        trainer = _Trainer(run, about, images, kit, position, listener, wish)
+        trainer = _Trainer(run, about, kit, position, listener, wish)
         try:
             return trainer.run()
         finally:
             listener.end()
             if accelerator.device.type == "cuda":  # where the next run may need the room
                 accelerator.free_memory()
+
+
+def settled(run: Run, data: Data) -> Job[Any]:
+    """What a run trains, with nothing left open: what machine, data and network decide is decided."""
+    asked = Job(run.model, dict(run.model_args), _on(run.setup.recipe, device()), run.setup.settings)
+    return run.setup.task.settle(asked, data)
+
+
+def _on(recipe: Recipe, place: torch.device) -> Recipe:
+    cuda = place.type == "cuda"
+    found: dict[str, Any] = {"precision": "bf16" if cuda else "no", "compile": cuda, "channels_last": cuda}
+    return dataclasses.replace(recipe, **{name: v for name, v in found.items() if getattr(recipe, name) is None})
 
 
 class _Trainer:
@@ -164,18 +175,25 @@ class _Trainer:
         self,
         run: Run,
         about: Mapping[str, Any],
-        images: Images,
         kit: Kit,
         position: Position,
         progress: Progress,
         wish: Wish,
     ) -> None:
-        self._run, self._about, self._images, self._kit = run, about, images, kit
+        self._run, self._about, self._kit = run, about, kit
+        self._task, self._work = run.setup.task, kit.work
         self._position, self._progress, self._wish = position, progress, wish
         self._stepper = Stepper(kit)
         self._main = kit.accelerator.is_main_process
         self._log: Log | None = None
         self._rate = 0.0  # of the step that was last
+        self._began = 0.0  # when this process began the stretch that is not finished
+
+    @property
+    def _outline(self) -> Outline:
+        kit, task = self._kit, self._task
+        by_steps = by_steps_of(kit.recipe)
+        return Outline(self._run.model, kit.steps, self._position.step, kit.epochs, task.unit, task.measures, by_steps)
 
     def run(self) -> Result:
         """Train until the end."""
@@ -183,11 +201,11 @@ class _Trainer:
         if kit.accelerator.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(kit.accelerator.device)
         if at.step < kit.steps:
-            self._progress.begin(self._run.model, kit.steps, at.step, kit.recipe.epochs)
+            self._progress.begin(self._outline)
             if self._main:
                 self._log = Log(self._run.output, at.step)
             try:
-                for epoch in range(at.step // kit.steps_per_epoch, kit.recipe.epochs):
+                for epoch in range(at.step // kit.steps_per_epoch, kit.epochs):
                     self._epoch(epoch)
             except RuntimeError as error:
                 if self._wish.signal is None or isinstance(error, RunError):
@@ -201,29 +219,53 @@ class _Trainer:
         return self._result()
 
     def _epoch(self, epoch: int) -> None:
+        """The steps of a pass over the training samples, as far as they are not done yet."""
         kit = self._kit
-        kit.network.train()
-        kit.called.train()
-        done = self._position.step - epoch * kit.steps_per_epoch
-        batches = self._batches(epoch, done)
-        began = time.perf_counter()
-        for step in range(self._position.step, (epoch + 1) * kit.steps_per_epoch):
+        first, last = epoch * kit.steps_per_epoch, min((epoch + 1) * kit.steps_per_epoch, kit.steps)
+        self._learn()
+        batches = self._batches(epoch, self._position.step - first)
+        for step in range(self._position.step, last):
             loss = self._step(batches, step)
             at = self._position
             self._position = dataclasses.replace(at, step=step + 1, loss_sum=at.loss_sum + loss)
-            if step + 1 < (epoch + 1) * kit.steps_per_epoch:
-                self._between(began)
-        for _ in batches:  # what does not fill a step; read, so that the loader ends as accelerate expects
-            pass
-        self._close_epoch(epoch, self._position.seconds + time.perf_counter() - began)
-        if epoch + 1 < kit.recipe.epochs:
-            self._stop_if(self._asked())
+            if not self._is_close(step + 1):
+                self._between()
+            elif step + 1 < last:  # between two steps of an epoch, so the loader goes on afterwards
+                self._close(epoch)
+                self._learn()
+                self._stop_if(self._asked())
+        if last == first + kit.steps_per_epoch:
+            for _ in batches:  # what does not fill a step; read, so that the loader ends as accelerate expects
+                pass
+        if self._is_close(last):
+            self._close(epoch)
+            if last < kit.steps:
+                self._stop_if(self._asked())
+        else:
+            self._position = dataclasses.replace(self._position, seconds=self._seconds())
+
+    def _learn(self) -> None:
+        self._kit.network.train()
+        self._kit.called.train()
+        self._began = time.perf_counter()
+
+    def _is_close(self, step: int) -> bool:
+        """Whether a stretch ends after so many steps: an epoch, or the steps between two evaluations."""
+        kit = self._kit
+        every = kit.recipe.eval_steps or kit.steps_per_epoch
+        return step == kit.steps or step % every == 0
+
+    def _is_evaluated(self, step: int) -> bool:
+        kit = self._kit
+        if step == kit.steps or kit.recipe.eval_steps:
+            return True
+        return step // kit.steps_per_epoch % kit.recipe.eval_every == 0
 
     def _batches(self, epoch: int, done: int) -> Iterator[Any]:
         loader = self._kit.train_batches
         loader.set_epoch(epoch)
         rest = skip_first_batches(loader, done * self._kit.recipe.accumulate) if done else loader
-        return ready(rest, self._kit.normalize)
+        return ready(rest, self._work)
 
     def _step(self, batches: Iterator[Any], step: int) -> float:
         self._rate = max(group["lr"] for group in self._kit.optimizer.param_groups)
@@ -231,19 +273,22 @@ class _Trainer:
             loss = self._stepper.step(batches, step)
         except Fault as fault:
             raise self._non_finite(fault, step) from None
-        recipe = self._kit.recipe
-        self._progress.step(step + 1, loss, recipe.batch_size)
-        if self._log is not None and (step + 1) % recipe.log_every == 0:
+        self._progress.step(step + 1, loss, self._work.per_step)
+        if self._log is not None and (step + 1) % self._kit.recipe.log_every == 0:
             self._log.step(step + 1, loss=loss, lr=self._rate)
         return loss
 
-    def _between(self, began: float) -> None:
-        """Stop or save between two steps of an epoch, if it is time to."""
+    def _seconds(self) -> float:
+        """What the stretch took so far, in this process and before."""
+        return self._position.seconds + time.perf_counter() - self._began
+
+    def _between(self) -> None:
+        """Stop or save between two steps of a stretch, if it is time to."""
         at, every = self._position, self._kit.recipe.save_every
         many = self._kit.accelerator.num_processes > 1
         asked = None if many and at.step % ASK_EVERY else self._asked()
         if asked or (every and at.step % every == 0):
-            self._save(dataclasses.replace(at, seconds=at.seconds + time.perf_counter() - began))
+            self._save(dataclasses.replace(at, seconds=self._seconds()))
         self._stop_if(asked)
 
     def _asked(self) -> int | None:
@@ -265,63 +310,70 @@ class _Trainer:
             )
 
     def _cut_short(self, number: int) -> Interrupted:
-        """For a signal that ended the readers of images too: a step may be half done, so nothing is saved."""
+        """For a signal that ended the readers of samples too: a step may be half done, so nothing is saved."""
         before = checkpoint.latest(self._run.output)
         left = "nothing was saved yet" if before is None else f"the last checkpoint is {before}"
         return Interrupted(
-            f"Stopped by a signal that also ended the readers of images; {left}. The same command goes on from there.",
+            f"Stopped by a signal that also ended the readers of samples; {left}. The same command goes on from there.",
             number,
         )
 
-    def _close_epoch(self, epoch: int, seconds: float) -> None:
+    def _close(self, epoch: int) -> None:
+        """Sum a stretch up: evaluate it if it is time to, write it down, save."""
         kit, at = self._kit, self._position
+        seconds, before = self._seconds(), at.records[-1].step if at.records else 0
         sums = kit.accelerator.reduce(torch.tensor(at.loss_sum, device=kit.accelerator.device), "mean")
-        record = EpochRecord(
+        record = Record(
             epoch=epoch + 1,
             step=at.step,
-            train_loss=float(sums) / kit.steps_per_epoch,  # pyright: ignore[reportArgumentType]
+            train_loss=float(sums) / (at.step - before),  # pyright: ignore[reportArgumentType]
             lr=self._rate,
             seconds=seconds,
-            images_per_second=kit.steps_per_epoch * kit.recipe.batch_size / seconds,
+            per_second=(at.step - before) * self._work.per_step / seconds,
         )
-        if (epoch + 1) % kit.recipe.eval_every == 0 or epoch + 1 == kit.recipe.epochs:
+        if self._is_evaluated(at.step):
             record = self._test(record)
-        self._position = dataclasses.replace(self._position, epochs=(*at.epochs, record), loss_sum=0.0, seconds=0.0)
+        self._position = dataclasses.replace(self._position, records=(*at.records, record), loss_sum=0.0, seconds=0.0)
         if self._log is not None:
-            self._log.epoch(record)
+            self._log.stretch(record)
         self._save(self._position)
-        self._progress.epoch(record)
+        self._progress.stretch(record)
 
-    def _test(self, record: EpochRecord) -> EpochRecord:
+    def _test(self, record: Record) -> Record:
         kit = self._kit
         self._progress.testing()
-        found = self._score(kit.called if is_sharded(kit.accelerator) else kit.network)
         averaged = None if kit.average is None else self._score(kit.average.module)
-        self._keep_best(record.epoch, found.top1, kit.network)
-        if kit.average is not None and averaged is not None:
-            self._keep_best(record.epoch, averaged.top1, kit.average.module)
+        if averaged is not None and self._task.judged == "averaged":
+            found, averaged, judged = averaged, None, self._averaged()
+        else:
+            found, judged = self._score(kit.called if is_sharded(kit.accelerator) else kit.network), kit.network
+        self._keep_best(record, found, judged)
+        if averaged is not None:
+            self._keep_best(record, averaged, self._averaged())
         return dataclasses.replace(
-            record,
-            test_loss=found.loss,
-            top1=found.top1,
-            top5=found.top5,
-            ema_top1=None if averaged is None else averaged.top1,
+            record, test=dict(found.numbers), averaged=None if averaged is None else dict(averaged.numbers)
         )
 
-    def _score(self, network: Any) -> Score:
+    def _averaged(self) -> nn.Module:
+        assert self._kit.average is not None
+        return self._kit.average.module
+
+    def _score(self, network: nn.Module) -> Score:
         network.eval()
-        batches = ready(self._kit.test_batches, self._kit.normalize)
-        return score(network, batches, self._images.class_names, self._kit.accelerator)
+        return scored(self._work, network, self._kit.test_batches, self._kit.accelerator)
 
-    def _keep_best(self, epoch: int, top1: float, network: nn.Module) -> None:
-        if top1 > self._position.best:
-            self._position = dataclasses.replace(self._position, best=top1, best_epoch=epoch)
-            self._export(checkpoint.BEST, network, epoch, top1)
+    def _keep_best(self, record: Record, found: Score, network: nn.Module) -> None:
+        value = found[self._task.metric.name]
+        if self._task.metric.better(value, self._position.best):
+            self._position = dataclasses.replace(
+                self._position, best=value, best_epoch=record.epoch, best_step=record.step
+            )
+            self._export(checkpoint.BEST, network, record, value)
 
-    def _export(self, name: str, network: nn.Module, epoch: int, top1: float | None) -> None:
+    def _export(self, name: str, network: nn.Module, record: Record, value: float | None) -> None:
         tensors = self._tensors(network)
         if self._main:
-            about = {**self._about, "epoch": epoch, "top1": top1}
+            about = {**self._about, "epoch": record.epoch, "step": record.step, self._task.metric.name: value}
             checkpoint.save_weights(self._run.output / name, tensors, about)
 
     def _tensors(self, network: nn.Module) -> Mapping[str, torch.Tensor]:
@@ -344,8 +396,9 @@ class _Trainer:
     def _non_finite(self, fault: Fault, step: int) -> NonFinite:
         rank = self._kit.accelerator.process_index
         path = self._run.output / f"nonfinite-step-{step + 1:09d}{f'-process-{rank}' if rank else ''}.safetensors"
-        facts = {"step": str(step + 1), "where": fault.where, "images": "\n".join(self._names(step, fault.part))}
-        tensors = {"images": fault.images.detach().cpu().contiguous(), "targets": fault.targets.detach().cpu()}
+        facts = {"step": str(step + 1), "where": fault.where, "samples": "\n".join(self._names(step, fault.part))}
+        held = named_tensors(fault.batch)
+        tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in held.items()}
         kept: Path | None = path
         try:
             save_file(tensors, path, facts)
@@ -356,11 +409,11 @@ class _Trainer:
         return NonFinite(f"{told} {where} {self._advice()}", fault.where, kept)
 
     def _names(self, step: int, part: int) -> list[str]:
-        """The images of a part of a step, as far as none of them was corrupt and replaced by another."""
+        """The samples of a part of a step, as far as none of them was corrupt and replaced by another."""
         kit = self._kit
         number = step % kit.steps_per_epoch * kit.recipe.accumulate + part
         draws = next(itertools.islice(iter(kit.train_batches.batch_sampler), number, None))
-        return [self._images.train.path(draw.index) for draw in draws]
+        return self._work.names([draw.index for draw in draws])
 
     def _advice(self) -> str:
         before = checkpoint.latest(self._run.output)
@@ -368,61 +421,87 @@ class _Trainer:
         return f"A smaller lr, a longer warm-up, clip_grad, or precision 'no' where it is 'fp16', may help.{last}"
 
     def _is_finished(self) -> bool:
-        output = self._run.output
-        return (
-            (output / curves.NAME).is_file()
-            and (output / checkpoint.LAST).is_file()
-            and not broken(output / checkpoint.LAST)
-        )
+        output, names = self._run.output, (checkpoint.LAST, curves.NAME, folder.REPORT)
+        return all((output / name).is_file() for name in names) and not broken(output / checkpoint.LAST)
 
     def _finish(self) -> None:
-        self._export(checkpoint.LAST, self._kit.network, self._kit.recipe.epochs, self._position.epochs[-1].top1)
+        kit, records = self._kit, self._position.records
+        value = (records[-1].test or {}).get(self._task.metric.name)
+        self._export(checkpoint.LAST, kit.network, records[-1], value)
         if self._main:
-            curves.draw(self._run.output, self._position.epochs)
+            curves.draw(self._run.output, records, self._task.metric, by_steps_of(kit.recipe))
+            shown = [] if is_sharded(kit.accelerator) else self._shown()
+            report.write(self._run.output, self._task, self._about, self._outline, self._position, shown)
+
+    def _shown(self) -> list[report.Section]:
+        """What the task shows, of the weights that are judged."""
+        network = self._kit.network if self._kit.average is None else self._averaged()
+        network.eval()
+        with kept_random_state(), torch.no_grad():
+            return self._work.report(network)
 
     def _skipped(self) -> tuple[tuple[str, int], ...]:
-        """Corrupt images that any process met."""
-        self._kit.skipped.absorb(gather_object(self._kit.skipped.state()))
-        return tuple(self._kit.skipped.state())
+        """Samples that any process could not read."""
+        self._work.skipped.absorb(gather_object(self._work.skipped.state()))
+        return tuple(self._work.skipped.state())
 
     def _result(self) -> Result:
         kit, at, output = self._kit, self._position, self._run.output
-        last = at.epochs[-1]
-        if last.top1 is None or last.top5 is None:
-            raise RunError(f"The last epoch in {output} was not evaluated; its checkpoint is damaged.")
+        last = at.records[-1]
+        if last.test is None or at.best is None:
+            raise RunError(f"The end of the run in {output} was not evaluated; its checkpoint is damaged.")
         return Result(
-            top1=last.top1,
-            top5=last.top5,
-            best_top1=at.best,
+            score=last.test,
+            metric=self._task.metric.name,
+            best=at.best,
             best_epoch=at.best_epoch,
-            epochs=at.epochs,
+            best_step=at.best_step,
+            records=at.records,
             parameters=kit.parameters,
-            images_per_second=statistics.median(record.images_per_second for record in at.epochs),
+            per_second=statistics.median(record.per_second for record in at.records),
             peak_memory=peak_memory(kit.accelerator.device),
             weights=output / checkpoint.BEST,
             last=output / checkpoint.LAST,
-            skipped=len(kit.skipped),
-            skipped_names=kit.skipped.names,
+            skipped=len(self._work.skipped),
+            skipped_names=self._work.skipped.names,
         )
 
 
-def _about(run: Run, recipe: Recipe, images: Images) -> dict[str, Any]:
+def scored(work: Work[Any, Any], network: nn.Module, batches: Iterable[Any], accelerator: Accelerator) -> Score:
+    """How a network in evaluation mode does; what a task draws at random is the same each time."""
+    with kept_random_state():
+        seed_step(work.job.recipe.seed, 0, EVALUATION, accelerator.process_index, accelerator.device)
+        return work.score(network, ready(batches, work), accelerator)
+
+
+def ready(batches: Iterable[Any], work: Work[Any, Any]) -> Iterator[Any]:
+    """Batches of a loader as the network wants them."""
+    return map(work.ready, batches)
+
+
+def by_steps_of(recipe: Recipe) -> bool:
+    """Whether a run is told by steps, and not by epochs."""
+    return recipe.eval_steps is not None
+
+
+def describe(run: Run, job: Job[Any], data: Data) -> dict[str, Any]:
     """What a run is, for `run.json` and for the weights."""
     try:
         model_args = json.loads(json.dumps(dict(run.model_args)))
     except TypeError as error:
         raise ValueError(f"model_args: expected numbers, names and lists, which a file can hold: {error}") from None
     return {
+        "task": run.setup.task.name,
         "model": run.model,
         "model_args": model_args,
-        "data": images.name,
-        "train_images": len(images.train),
-        "test_images": len(images.test),
-        "fingerprint": images.fingerprint,
-        "class_names": list(images.class_names),
-        "channels": networks.channels_of(run.model_args, images),
+        "data": data.name,
+        "fingerprint": data.fingerprint,
+        "train_samples": data.sizes[0],
+        "test_samples": data.sizes[1],
         "weights": None if run.weights is None else str(run.weights),
-        "recipe": dataclasses.asdict(recipe),
+        "recipe": job.recipe.as_dict(),
+        "settings": job.settings.as_dict(),
+        "facts": dict(job.facts),
     }
 
 

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -16,26 +16,27 @@ import torch
 from affinear.bench import machine
 from affinear.lens.files import place
 
-from ..models.about import read_object
 from ..models.making import short
+from .before import upgraded
 from .checkpoint import BEST, LAST, latest, why
 from .faults import OtherRun, SaveError
 from .ownership import OWNER
-from .recipe import FREE
 from .records import EVENTS, LOG
+from .settings import read_object
 
-RUN, CURVES = "run.json", "curves.png"
-OWN = (RUN, LOG, BEST, LAST, CURVES, EVENTS)
+RUN, CURVES, REPORT = "run.json", "curves.png", "report.html"
+OWN = (RUN, LOG, BEST, LAST, CURVES, REPORT, EVENTS)
 DRAFT = re.compile(r"\.(run\.json\.\d+\.part|[0-9a-f]{32})")  # what a run leaves that is killed as it begins
 PACKAGES = ("timm", "accelerate", "safetensors", "numpy")
 
 
-def enter(folder: Path, about: Mapping[str, Any], *, resume: bool, force: bool) -> Path | None:
+def enter(folder: Path, about: Mapping[str, Any], free: Collection[str], *, resume: bool, force: bool) -> Path | None:
     """Make sure that a run may take place in a folder, before anything is computed or written.
 
     Args:
         folder: Made if it is not there.
-        about: What the run is: network, data, classes, recipe.
+        about: What the run is: task, network, data, recipe, settings.
+        free: Fields of recipe and settings that need not be the same.
         resume: Whether a run that is there is continued.
         force: Without `resume`, whether a run that is there is removed.
 
@@ -48,7 +49,7 @@ def enter(folder: Path, about: Mapping[str, Any], *, resume: bool, force: bool) 
     """
     if (folder / RUN).is_file():
         if resume:
-            _compare(folder, about)
+            _compare(folder, about, free)
             _check_writable(folder)
             return latest(folder)
         if not force:
@@ -85,28 +86,38 @@ def read(folder: Path) -> dict[str, Any]:
         raise OtherRun(f"{folder / RUN} cannot be read ({why(error)}). Give --output another folder.") from None
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], free: Collection[str] = ()) -> list[str]:
     """What is not the same in two runs, in words.
+
+    Args:
+        before: As it was written.
+        now: As it would be written.
+        free: Fields of recipe and settings that need not be the same.
 
     Examples:
         >>> one = {"model": "a", "recipe": {"lr": 1, "workers": 2}}
-        >>> differences(one, {"model": "b", "recipe": {"lr": 1, "workers": 0}})
+        >>> differences(one, {"model": "b", "recipe": {"lr": 1, "workers": 0}}, ["workers"])
         ["model is 'a' there and 'b' now"]
     """
-    if "fingerprint" in now and before.get("fingerprint") != now["fingerprint"]:
-        now = {name: value for name, value in now.items() if name != "fingerprint"}
-        told = differences(before, now)
-        return told or ["the data is not the same: names, sizes or classes of its samples have changed"]
     now = json.loads(json.dumps(now))  # as it would come out of the file
-    told = [_told(name, before.get(name), now[name]) for name in now if name != "recipe"]
-    old, new = before.get("recipe"), now.get("recipe", {})
-    old = cast("dict[str, Any]", old) if isinstance(old, dict) else {}
-    told += [_told(f"recipe.{name}", old.get(name), new[name]) for name in new if name not in FREE]
-    return [sentence for sentence in told if sentence]
+    told: list[str] = []
+    for name, value in now.items():
+        if name in ("recipe", "settings", "facts"):
+            kept = before.get(name)
+            old = cast("dict[str, Any]", kept) if isinstance(kept, dict) else {}
+            prefix = "" if name == "facts" else f"{name}."
+            told += [_told(f"{prefix}{one}", old.get(one), value[one]) for one in value if one not in free]
+        elif name != "fingerprint":
+            told.append(_told(name, before.get(name), value))
+    found = [sentence for sentence in told if sentence]
+    # Where nothing else is other; the very first runs did not have one.
+    if not found and "fingerprint" in before and before["fingerprint"] != now.get("fingerprint"):
+        return ["the data is not the same: names, sizes or classes of its samples have changed"]
+    return found
 
 
-def _compare(folder: Path, about: Mapping[str, Any]) -> None:
-    found = differences(read(folder), about)
+def _compare(folder: Path, about: Mapping[str, Any], free: Collection[str]) -> None:
+    found = differences(upgraded(read(folder)), about, free)
     if found:
         more = f"; and {len(found) - 6} more" if len(found) > 6 else ""
         raise OtherRun(

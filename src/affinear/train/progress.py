@@ -4,25 +4,50 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import dataclass
 from typing import Any, TextIO
 
-from .records import EpochRecord
+from .records import Record
+from .task import Measure
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What a run is, as far as those who listen to it need to know.
+
+    Attributes:
+        title: For people.
+        steps: Of the whole run.
+        done: Of them, before it goes on.
+        epochs: Of the whole run; the last may be cut short.
+        unit: What training is counted in, such as "images".
+        measures: The numbers of a score that people are shown.
+        by_steps: Whether evaluations come after so many steps, and not after epochs.
+    """
+
+    title: str
+    steps: int
+    done: int
+    epochs: int
+    unit: str = "images"
+    measures: tuple[Measure, ...] = ()
+    by_steps: bool = False
 
 
 class Progress:
     """Listens to a run. This one is silent; others override what they care about."""
 
-    def begin(self, title: str, steps: int, done: int, epochs: int) -> None:
-        """A run of so many steps begins, or goes on after `done` of them."""
+    def begin(self, run: Outline) -> None:
+        """A run begins, or goes on."""
 
-    def step(self, step: int, loss: float, images: int) -> None:
-        """A step is done, on so many images; steps are counted from 1."""
+    def step(self, step: int, loss: float, amount: float) -> None:
+        """A step is done, on so many units, such as images; steps are counted from 1."""
 
     def testing(self) -> None:
-        """The test images are being looked at."""
+        """The test set is being looked at."""
 
-    def epoch(self, record: EpochRecord) -> None:
-        """An epoch is over."""
+    def stretch(self, record: Record) -> None:
+        """An epoch, or the steps between two evaluations, are over."""
 
     def say(self, sentence: str) -> None:
         """Something the user should know."""
@@ -40,18 +65,19 @@ class Lines(Progress):
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream
-        self._epochs = self._steps = self._done = 0
+        self._run = Outline("", 0, 0, 0)
         self._began = 0.0
 
-    def begin(self, title: str, steps: int, done: int, epochs: int) -> None:
+    def begin(self, run: Outline) -> None:
         """Say what begins."""
-        self._epochs, self._steps, self._done, self._began = epochs, steps, done, time.monotonic()
-        self.say(f"{title}: {steps} steps" + (f", {done} of them done" if done else ""))
+        self._run, self._began = run, time.monotonic()
+        self.say(f"{run.title}: {run.steps} steps" + (f", {run.done} of them done" if run.done else ""))
 
-    def epoch(self, record: EpochRecord) -> None:
+    def stretch(self, record: Record) -> None:
         """Say how it went."""
-        left = (time.monotonic() - self._began) / max(1, record.step - self._done) * (self._steps - record.step)
-        self.say(f"{described(record, self._epochs)}, {spoken(left)} left")
+        run = self._run
+        left = (time.monotonic() - self._began) / max(1, record.step - run.done) * (run.steps - record.step)
+        self.say(f"{described(record, run)}, {spoken(left)} left")
 
     def say(self, sentence: str) -> None:
         """Write the sentence on a line of its own."""
@@ -71,15 +97,15 @@ class Live(Progress):
         self._console = console
         self._bar: Any = None
         self._task: Any = None
-        self._epochs = self._images = 0
-        self._shown = 0.0
+        self._run = Outline("", 0, 0, 0)
+        self._amount = self._shown = 0.0
 
-    def begin(self, title: str, steps: int, done: int, epochs: int) -> None:
+    def begin(self, run: Outline) -> None:
         """Show the bar."""
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
-        self._epochs, self._images, self._shown = epochs, 0, time.monotonic()
+        self._run, self._amount, self._shown = run, 0.0, time.monotonic()
         self._bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -90,28 +116,28 @@ class Live(Progress):
             console=self._console,
             transient=True,
         )
-        self._task = self._bar.add_task(title, total=steps, completed=done, told="")
+        self._task = self._bar.add_task(run.title, total=run.steps, completed=run.done, told="")
         self._bar.start()
 
-    def step(self, step: int, loss: float, images: int) -> None:
+    def step(self, step: int, loss: float, amount: float) -> None:
         """Move the bar, a few times a second."""
-        self._images += images
+        self._amount += amount
         now = time.monotonic()
         if now - self._shown < self.PAUSE or self._bar is None:
             return
-        rate = self._images / (now - self._shown)
-        self._bar.update(self._task, completed=step, told=f"loss {loss:.3f}  {rate:,.0f} images/s")
-        self._images, self._shown = 0, now
+        rate = self._amount / (now - self._shown)
+        self._bar.update(self._task, completed=step, told=f"loss {loss:.3f}  {rate:,.0f} {self._run.unit}/s")
+        self._amount, self._shown = 0.0, now
 
     def testing(self) -> None:
         """Say so in the bar."""
         if self._bar is not None:
             self._bar.update(self._task, told="testing ...")
 
-    def epoch(self, record: EpochRecord) -> None:
+    def stretch(self, record: Record) -> None:
         """Write how it went above the bar."""
-        self.say(described(record, self._epochs))
-        self._images, self._shown = 0, time.monotonic()
+        self.say(described(record, self._run))
+        self._amount, self._shown = 0.0, time.monotonic()
 
     def say(self, sentence: str) -> None:
         """Write the sentence above the bar."""
@@ -133,20 +159,25 @@ def for_people() -> Progress:
     return Live(Console(stderr=True))
 
 
-def described(record: EpochRecord, epochs: int) -> str:
-    """An epoch in one line.
+def described(record: Record, run: Outline) -> str:
+    """A stretch of a run in one line.
 
     Examples:
-        >>> described(EpochRecord(2, 20, 1.5, 1e-3, 4.0, 320.0, 1.25, 0.625, 0.875), 3)
-        'epoch 2 of 3: loss 1.500, test loss 1.250, top-1 62.5 %, top-5 87.5 %, 320 images/s, lr 1.0e-03'
+        >>> shown = Measure("loss", "test loss", False, ".3f"), Measure("top1", "top-1")
+        >>> run = Outline("a", 30, 0, 3, measures=shown)
+        >>> described(Record(2, 20, 1.5, 1e-3, 4.0, 320.0, {"loss": 1.25, "top1": 0.625}, {"top1": 0.75}), run)
+        'epoch 2 of 3: loss 1.500, test loss 1.250, top-1 62.5 %, averaged top-1 75.0 %, 320 images/s, lr 1.0e-03'
     """
     parts = [f"loss {record.train_loss:.3f}"]
-    if record.test_loss is not None and record.top1 is not None and record.top5 is not None:
-        parts += [f"test loss {record.test_loss:.3f}", f"top-1 {record.top1:.1%}", f"top-5 {record.top5:.1%}"]
-    if record.ema_top1 is not None:
-        parts.append(f"averaged {record.ema_top1:.1%}")
-    parts += [f"{record.images_per_second:,.0f} images/s", f"lr {record.lr:.1e}"]
-    return f"epoch {record.epoch} of {epochs}: " + ", ".join(parts).replace("%", " %")
+    for measure in run.measures:
+        if record.test is not None and measure.name in record.test:
+            parts.append(f"{measure.title} {measure.shown(record.test[measure.name])}")
+    for measure in run.measures:
+        if record.averaged is not None and measure.name in record.averaged and not measure.name.endswith("loss"):
+            parts.append(f"averaged {measure.title} {measure.shown(record.averaged[measure.name])}")
+    parts += [f"{record.per_second:,.0f} {run.unit}/s", f"lr {record.lr:.1e}"]
+    where = f"step {record.step} of {run.steps}" if run.by_steps else f"epoch {record.epoch} of {run.epochs}"
+    return f"{where}: " + ", ".join(parts)
 
 
 def spoken(seconds: float) -> str:

@@ -19,20 +19,18 @@ EVENTS = "tensorboard"
 
 
 @dataclass(frozen=True)
-class EpochRecord:
-    """One epoch in numbers. Those of the test are None in epochs that were not evaluated.
+class Record:
+    """A stretch of a run in numbers: an epoch, or the steps between two evaluations.
 
     Attributes:
-        epoch: Counted from 1.
+        epoch: The epoch that its last step belongs to, counted from 1.
         step: Optimizer steps done at its end.
-        train_loss: Mean over the epoch, of the loss that was minimised.
+        train_loss: Mean over the stretch, of the loss that was minimised.
         lr: Learning rate of its last step.
         seconds: That training took; evaluation and saving not counted.
-        images_per_second: In training.
-        test_loss: Mean cross entropy over the test images.
-        top1: Share of test images whose class comes first.
-        top5: Share of test images whose class is among the first five.
-        ema_top1: `top1` of the averaged weights, where there are any.
+        per_second: Units of the task, such as images, in training.
+        test: The numbers of the score; None where it was not evaluated.
+        averaged: Those of the averaged weights, where there are any.
     """
 
     epoch: int
@@ -40,11 +38,9 @@ class EpochRecord:
     train_loss: float
     lr: float
     seconds: float
-    images_per_second: float
-    test_loss: float | None = None
-    top1: float | None = None
-    top5: float | None = None
-    ema_top1: float | None = None
+    per_second: float
+    test: Mapping[str, float] | None = None
+    averaged: Mapping[str, float] | None = None
 
 
 class Log:
@@ -69,10 +65,13 @@ class Log:
         self._write({"kind": "step", "step": step, **numbers})
         self._chart("train", step, numbers)
 
-    def epoch(self, record: EpochRecord) -> None:
-        """Numbers of one epoch."""
-        self._write({"kind": "epoch", **asdict(record)})
-        self._chart("epoch", record.step, {k: v for k, v in asdict(record).items() if k not in ("step", "epoch")})
+    def stretch(self, record: Record) -> None:
+        """Numbers of an epoch, or of the steps between two evaluations."""
+        told = asdict(record)
+        self._write({"kind": "epoch", **told})
+        averaged = {f"averaged_{name}": value for name, value in (told.pop("averaged") or {}).items()}
+        self._chart("test", record.step, {**(told.pop("test") or {}), **averaged})
+        self._chart("epoch", record.step, {k: v for k, v in told.items() if k not in ("step", "epoch")})
 
     def _write(self, line: Mapping[str, Any]) -> None:
         try:

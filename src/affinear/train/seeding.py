@@ -21,8 +21,9 @@ def seed_of(*numbers: int) -> int:
 
 
 def seed_step(seed: int, step: int, part: int, rank: int, device: torch.device) -> None:
-    """Seed torch, on this device, and numpy for one part of one step: drop path, dropout, mixup."""
+    """Seed torch, on this device, numpy and Python for one part of one step: drop path, dropout, mixup."""
     number = seed_of(seed, 1, step, part, rank)
+    random.seed(number)
     np.random.seed(number % 2**32)
     # torch.manual_seed looks for every kind of device there could be, which takes longer than a small step.
     torch.default_generator.manual_seed(number)

@@ -8,9 +8,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Any, ClassVar, TypeGuard
+from typing import Any, ClassVar, TypeGuard, cast
 
 from typing_extensions import Self
+
+from ..models.making import short
+
+LONGEST = 2**24  # characters of JSON
 
 
 def parse_size(text: str) -> tuple[int, int] | None:
@@ -123,15 +127,25 @@ class Settings:
         return cls().changed(**read_object(text, cls.kind))
 
 
-def read_object(text: str, kind: str) -> dict[str, Any]:
-    """An object out of JSON, or a ValueError that begins with what it should have been."""
+def read_object(text: str, source: str) -> dict[str, Any]:
+    """An object of JSON out of a file that anybody may have written.
+
+    Args:
+        text: JSON.
+        source: What the error begins with.
+
+    Raises:
+        ValueError: If it is not JSON, too long, too deep, or no object.
+    """
+    if len(text) > LONGEST:
+        raise ValueError(f"{source}: expected at most {LONGEST:,} characters of JSON, got {len(text):,}")
     try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{kind}: expected JSON, got what cannot be read as such ({error})") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{kind}: expected an object of fields in JSON, got {type(content).__name__}")
-    return content
+        told = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{source}: expected JSON, got what cannot be read as such ({error})") from None
+    if not isinstance(told, dict):
+        raise ValueError(f"{source}: expected an object of fields in JSON, got {short(told)}")
+    return cast("dict[str, Any]", told)
 
 
 def check_fields(given: Iterable[str], known: Iterable[str], kind: str) -> None:
@@ -142,6 +156,15 @@ def check_fields(given: Iterable[str], known: Iterable[str], kind: str) -> None:
             near = get_close_matches(name, known, n=2)
             hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(known)}"
             raise ValueError(f"{kind}: no field is called {name!r}; {hint}")
+
+
+def check_values(changes: Mapping[str, Any], *kinds: type[Settings]) -> None:
+    """Raise ValueError for the first change that is no field of these kinds, or holds what the field may not."""
+    checks = {name: check for kind in kinds for name, check in kind.checks.items()}
+    check_fields(changes, checks, " and ".join(kind.kind for kind in kinds))
+    for name, value in changes.items():
+        if not checks[name].good(tidy(value)):
+            raise ValueError(f"{name}: expected {checks[name].expected}, got {value!r}")
 
 
 def tidy(value: Any) -> Any:

@@ -37,7 +37,7 @@ def load_into(kit: Kit, taken: Snapshot) -> Position:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
         raise OtherRun(f"The checkpoint is of another network or recipe: {reason}") from None
     kit.schedule.step_update(taken.position.step)
-    kit.skipped.absorb(taken.position.skipped)
+    kit.work.skipped.absorb(taken.position.skipped)
     return taken.position
 
 

@@ -14,18 +14,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from ..lens.glance import Attention
+from ..models.making import MOST_NUMBERS
 from .corrupt import Skipped
 from .page import Section
 from .recipe import Recipe
 from .settings import Settings, check_fields
 from .weights import fill
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 Batch = Any  # any nest of tensors in tuples, named tuples, lists and dicts; accelerate brings it to the device
 
@@ -75,6 +80,17 @@ class Measure:
             ('62.5 %', '1.250')
         """
         return format(value, self.form).replace("%", " %")
+
+    def told(self, value: float) -> str:
+        """The value where there is room for one digit more, as people write it in running text.
+
+        Examples:
+            >>> Measure("top1", "top-1").told(0.625), Measure("loss", "loss", False, ".3f").told(1.25)
+            ('62.50%', '1.2500')
+        """
+        whole, dot, rest = self.form.partition(".")
+        digits = "".join(sign for sign in rest if sign.isdecimal())
+        return format(value, f"{whole}.{int(digits) + 1}{rest[len(digits) :]}" if dot and digits else self.form)
 
     def better(self, one: float, other: float | None) -> bool:
         """Whether one value is better than another, or than none; a number that is none is better than nothing.
@@ -269,6 +285,7 @@ class Task(ABC, Generic[D, S]):
         name: What `--task` calls it.
         about: What it does, in a few words.
         unit: What training is counted in: "images", "tokens", "seconds of audio".
+        samples: What one of the data set is called, in the plural: "images", "texts", "recordings".
         parts: What the parts of a score are called: "classes".
         measures: The numbers of a score that people are shown, in this order.
         metric: The one that decides which weights are best, one of the measures.
@@ -281,6 +298,7 @@ class Task(ABC, Generic[D, S]):
     name: ClassVar[str]
     about: ClassVar[str]
     unit: ClassVar[str] = "images"
+    samples: ClassVar[str] = "images"
     parts: ClassVar[str] = "parts"
     measures: ClassVar[tuple[Measure, ...]]
     metric: ClassVar[Measure]
@@ -320,8 +338,13 @@ class Task(ABC, Generic[D, S]):
         """
 
     @abstractmethod
-    def network(self, job: Job[S]) -> nn.Module:
-        """The network of a settled job, with fresh weights.
+    def network(self, job: Job[S], *, room: int = MOST_NUMBERS) -> nn.Module:
+        """The network of a settled job, with fresh weights, by `models.making` where a name comes from a file.
+
+        Args:
+            job: Its model, arguments, settings and facts. There is no data here.
+            room: How many numbers its weights may have together. What asks for more, as a file of weights might, is
+                refused before any memory is taken.
 
         Raises:
             ValueError: If it does not know an argument.
@@ -346,7 +369,15 @@ class Task(ABC, Generic[D, S]):
     def check_parts(self, job: Job[S], part: int) -> None:
         """Raise ValueError if a process cannot work on so many samples at a time."""
 
-    def check_data(self, job: Job[S], data: D) -> None:
+    def check_job(self, job: Job[S]) -> None:
+        """Raise ValueError if a job that was read from a file lacks a fact, or asks for what no user would."""
+
+    def summary(self, job: Job[S], data: D) -> str:
+        """The data set in a line, for `--dry-run`."""
+        train, test = data.sizes
+        return f"{train:,} training and {test:,} test {self.samples}"
+
+    def check_data(self, trained: Trained[D, S], data: D) -> None:
         """Raise ValueError if a trained network does not go with a data set that it is to be judged by."""
 
     def start(self, network: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
@@ -380,9 +411,21 @@ class Task(ABC, Generic[D, S]):
         """
         return {} if name == "own" else {"mechanism": name}
 
+    def variant_about(self, name: str) -> str:
+        """What a variant is, in a few words."""
+        return "the network as it is" if name == "own" else name
+
     def trial(self, model: str, data: D) -> Setup:
         """The recipe of `affinear compare`; the network's own unless a task knows better."""
         return self.preset(model, None)
+
+    def inspect(self, trained: Trained[D, S], data: D) -> Attention:
+        """Numbers and maps of a trained network's attention, for the comparison; none unless a task looks."""
+        return Attention()
+
+    def picture(self, data: D, number: int) -> tuple[Image.Image, str] | None:
+        """The test image that a map of `inspect` is about, and what it shows; None if there is no such thing."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -410,10 +453,47 @@ class Setup:
         own = {name: value for name, value in changes.items() if name not in engine}
         return dataclasses.replace(self, recipe=self.recipe.changed(**engine), settings=self.settings.changed(**own))
 
+    def fields(self) -> dict[str, Any]:
+        """Every field of recipe and settings by its name."""
+        return {**self.recipe.as_dict(), **self.settings.as_dict()}
+
     def to_json(self) -> str:
         """All of it as JSON; `affinear.tasks.read_setup` reads it."""
         told = {"task": self.task.name, "recipe": self.recipe.as_dict(), "settings": self.settings.as_dict()}
         return json.dumps(told, indent=2)
+
+
+def chosen_setup(task: Task[Any, Any], model: str, name: str | None, changes: Mapping[str, Any]) -> Setup:
+    """The recipe of a network with some fields set, and its rates as plain numbers.
+
+    Rates are given for the batch that results: the published ones are scaled with it, one that is set here is taken as
+    it is. Of a run that is made shorter or longer, warm-up and milestones keep their share, unless they are set too.
+    """
+    preset = task.preset(model, name)
+    given = {**in_proportion(preset.recipe, changes), **changes}
+    for rate, batch in (("lr", "lr_batch"), ("ema_decay", "ema_batch")):
+        if rate in given and batch not in given:
+            given[batch] = 0
+    found = preset.changed(**given)
+    return dataclasses.replace(found, recipe=found.recipe.scaled())
+
+
+def in_proportion(before: Recipe, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """What goes along when the length of a run is changed."""
+    unit = "steps" if changes.get("steps") is not None else "epochs" if "epochs" in changes else None
+    if unit is None or not isinstance(changes[unit], int):
+        return {}
+    old = "epochs" if before.steps is None else "steps"
+    factor = changes[unit] / getattr(before, old)
+    found: dict[str, Any] = {"steps": None, "eval_steps": None} if unit == "epochs" and old == "steps" else {}
+    rise = before.warmup_epochs if old == "epochs" else before.warmup_steps
+    if rise is not None:
+        found |= {"warmup_steps": round(rise * factor)} if unit == "steps" else {"warmup_epochs": rise * factor}
+    if unit == "epochs" and old == "steps":
+        found["warmup_steps"] = None
+    if before.milestones is not None:
+        found["milestones"] = tuple(where * factor for where in before.milestones)
+    return found
 
 
 def unknown_recipe(name: str, known: Iterable[str]) -> ValueError:

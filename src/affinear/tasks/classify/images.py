@@ -79,6 +79,11 @@ class Images:
     channels: int
 
     @property
+    def sizes(self) -> tuple[int, int]:
+        """Images to learn from, and to be judged by."""
+        return len(self.train), len(self.test)
+
+    @property
     def fingerprint(self) -> str:
         """A few letters that are others for other images or classes: names and sizes of files, or their very bytes."""
         digest = hashlib.sha256("\n".join(self.class_names).encode("utf-8", "surrogateescape"))

@@ -1,4 +1,4 @@
-"""The network of a run, made for its data, and how images are shown to it."""
+"""The network of a job, made for its data, and how images are shown to it."""
 
 from __future__ import annotations
 
@@ -7,111 +7,70 @@ from collections.abc import Mapping
 from typing import Any
 
 import timm
-import torch
 from torch import Tensor, nn
 
 import affinear.models  # registers its names with timm
 from affinear.models.making import MOST_NUMBERS, check_name, make, takes
 
-from ...train.recipe import Recipe
+from ...train.task import Job
+from ...train.weights import fill
 from . import trunk
 from .data import Augment, Batching, Images
+from .settings import ClassifySettings
 
-__all__ = ["batching", "check_name", "create", "fill", "resolve"]
+__all__ = ["batching", "begin", "check_name", "create", "settle"]
 SMALLEST = 32  # the least side that every network of ours can take, trunks apart, which take any
 _FAMILIES = affinear.models.__all__
 
 
-def create(
-    model: str,
-    classes: int,
-    channels: int,
-    recipe: Recipe,
-    model_args: Mapping[str, Any],
-    *,
-    room: int = MOST_NUMBERS,
-) -> nn.Module:
-    """The network of this name, for so many classes, and for the recipe's size of images where it wants to know.
+def create(job: Job[ClassifySettings], *, room: int = MOST_NUMBERS) -> nn.Module:
+    """The network of a settled job, for its classes, and for its size of images where it wants to know.
 
     Args:
-        model: Its name.
-        classes: What it tells apart.
-        channels: Of its images.
-        recipe: Gives the size of images and the drop path.
-        model_args: What it is made with beside that.
+        job: Its facts have `class_names` and `channels`.
         room: How many numbers it may have, as `affinear.models.making` counts them.
 
     Raises:
         ValueError: If there is no such network, or it does not know an argument.
     """
-    known = takes(model)
-    wanted: dict[str, Any] = {"num_classes": classes, "in_chans": channels}
+    known = takes(job.model)
+    wanted: dict[str, Any] = {"num_classes": len(job.facts["class_names"]), "in_chans": job.facts["channels"]}
     if "img_size" in known:
-        wanted["img_size"] = recipe.image_size
-    if recipe.drop_path:
+        wanted["img_size"] = job.settings.image_size
+    if job.settings.drop_path:
         if "drop_path_rate" not in known:
-            raise ValueError(f"model_args: {model} takes no 'drop_path_rate'; set the recipe's drop_path to 0")
-        wanted["drop_path_rate"] = recipe.drop_path
-    return make(model, wanted | dict(model_args), room=room)
+            raise ValueError(f"model_args: {job.model} takes no 'drop_path_rate'; set the recipe's drop_path to 0")
+        wanted["drop_path_rate"] = job.settings.drop_path
+    return make(job.model, wanted | dict(job.model_args), room=room)
 
 
-def fill(network: nn.Module, tensors: Mapping[str, Tensor], source: str, *, new_head: bool = False) -> list[str]:
-    """Load weights into a network.
-
-    Args:
-        network: Of any kind.
-        tensors: By name.
-        source: What they came from, for the error.
-        new_head: Whether a classifier of another number of classes is left as it is, with its fresh weights.
-
-    Returns:
-        The names that were left as they are.
+def begin(network: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Load weights into a fresh network; a classifier of another number of classes keeps its fresh weights.
 
     Raises:
         ValueError: If a tensor is missing, unexpected or of another shape; the first few are named.
     """
-    own = network.state_dict()
     head = getattr(network, "pretrained_cfg", {}).get("classifier", "head")
-    heads = tuple(f"{name}." for name in ([head] if isinstance(head, str) else head))
-    other = [name for name in own if name in tensors and tensors[name].shape != own[name].shape]
-    kept = [name for name in other if new_head and name.startswith(heads)]
-    wrong = [
-        f"{name} is {tuple(tensors[name].shape)}, not {tuple(own[name].shape)}" for name in other if name not in kept
-    ]
-    wrong += [
-        f"{name} is of {tensors[name].dtype}, not {own[name].dtype}"
-        for name in own
-        if name in tensors and tensors[name].is_floating_point() != own[name].is_floating_point()
-    ]
-    wrong += [f"{name} is missing" for name in own if name not in tensors]
-    wrong += [f"{name} is unexpected" for name in tensors if name not in own]
-    if wrong:
-        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise ValueError(f"{source}: these weights are of another network: {'; '.join(wrong[:3])}{more}")
-    network.load_state_dict({name: own[name] if name in kept else tensors[name] for name in own})
-    return kept
+    fill(network, tensors, source, fresh=tuple(f"{name}." for name in ([head] if isinstance(head, str) else head)))
 
 
-def resolve(recipe: Recipe, model: str, model_args: Mapping[str, Any], images: Images, device: torch.device) -> Recipe:
-    """The recipe with nothing left open: what data, network and machine decide is decided."""
-    config = _config(model)
-    cuda = device.type == "cuda"
-    channels = channels_of(model_args, images)
-    smallest = 1 if model in trunk.SIZES else SMALLEST
-    size = recipe.image_size or _size(model_args, images, config, smallest)
+def settle(job: Job[ClassifySettings], images: Images) -> Job[ClassifySettings]:
+    """The job with nothing left open: what data and network decide is decided."""
+    config = _config(job.model)
+    channels = channels_of(job.model_args, images)
+    smallest = 1 if job.model in trunk.SIZES else SMALLEST
+    size = job.settings.image_size or _size(job.model_args, images, config, smallest)
     found: dict[str, Any] = {
         "image_size": size,
         "mean": _fit(config["mean"], channels),
         "std": _fit(config["std"], channels),
         "interpolation": config["interpolation"],
         "crop_pct": 1.0 if images.size is not None else config["crop_pct"],
-        "precision": "bf16" if cuda else "no",
-        "compile": cuda,
-        "channels_last": cuda,
         "pad": min(size) // 8,
     }
-    missing = {name: value for name, value in found.items() if getattr(recipe, name) is None}
-    return dataclasses.replace(recipe, **missing)
+    missing = {name: value for name, value in found.items() if getattr(job.settings, name) is None}
+    facts = {"class_names": list(images.class_names), "channels": channels}
+    return dataclasses.replace(job, settings=dataclasses.replace(job.settings, **missing), facts=facts)
 
 
 def channels_of(model_args: Mapping[str, Any], images: Images) -> int:
@@ -119,35 +78,36 @@ def channels_of(model_args: Mapping[str, Any], images: Images) -> int:
     return int(model_args.get("in_chans", images.channels))
 
 
-def batching(recipe: Recipe, channels: int) -> Batching:
-    """How images become batches under a recipe that has nothing left open."""
-    assert recipe.image_size is not None
-    assert recipe.mean is not None
-    assert recipe.std is not None
-    assert recipe.interpolation is not None
-    assert recipe.crop_pct is not None
+def batching(job: Job[ClassifySettings]) -> Batching:
+    """How images become batches under a job that has nothing left open."""
+    recipe, shown = job.recipe, job.settings
+    assert shown.image_size is not None
+    assert shown.mean is not None
+    assert shown.std is not None
+    assert shown.interpolation is not None
+    assert shown.crop_pct is not None
     augment = Augment(
-        kind=recipe.augment,  # pyright: ignore[reportArgumentType]  # checked by the recipe
-        auto_augment=recipe.auto_augment,
-        color_jitter=recipe.color_jitter or None,
-        reprob=recipe.reprob,
-        remode=recipe.remode,
-        recount=recipe.recount,
-        scale=recipe.scale,
-        ratio=recipe.ratio,
-        hflip=recipe.hflip,
-        vflip=recipe.vflip,
-        pad=recipe.pad or 0,
-        repeats=recipe.repeats,
+        kind=shown.augment,  # pyright: ignore[reportArgumentType]  # checked by the settings
+        auto_augment=shown.auto_augment,
+        color_jitter=shown.color_jitter or None,
+        reprob=shown.reprob,
+        remode=shown.remode,
+        recount=shown.recount,
+        scale=shown.scale,
+        ratio=shown.ratio,
+        hflip=shown.hflip,
+        vflip=shown.vflip,
+        pad=shown.pad or 0,
+        repeats=shown.repeats,
     )
     return Batching(
         batch_size=recipe.batch_size // recipe.accumulate,
-        image_size=recipe.image_size,
-        channels=channels,
-        mean=recipe.mean,
-        std=recipe.std,
-        interpolation=recipe.interpolation,
-        crop_pct=recipe.crop_pct,
+        image_size=shown.image_size,
+        channels=job.facts["channels"],
+        mean=shown.mean,
+        std=shown.std,
+        interpolation=shown.interpolation,
+        crop_pct=shown.crop_pct,
         augment=augment,
         workers=recipe.workers,
         seed=recipe.seed,
@@ -175,17 +135,18 @@ def _fit(numbers: tuple[float, ...], channels: int) -> tuple[float, ...]:
     return tuple(numbers) if len(numbers) == channels else (sum(numbers) / len(numbers),) * channels
 
 
-def own_batching(network: nn.Module, image_size: tuple[int, int] | None) -> Batching:
-    """How a network of timm's wants images, as far as its configuration tells."""
+def own_settings(network: nn.Module) -> tuple[ClassifySettings, int]:
+    """How a network of timm's wants images, as far as its configuration tells; and their channels."""
     config: dict[str, Any] = getattr(network, "pretrained_cfg", {})
-    plain = Batching(batch_size=64, image_size=image_size or tuple(config.get("input_size", (3, 224, 224))[1:]))
     first = next(network.parameters())
     channels = first.shape[1] if first.ndim == 4 and first.shape[1] in (1, 3) else 3
-    return dataclasses.replace(
-        plain,
-        channels=channels,
+    plain = Batching(batch_size=64, image_size=(224, 224))
+    wanted = ClassifySettings(
+        image_size=tuple(config.get("input_size", (3, 224, 224))[1:]),
         mean=_fit(config.get("mean", plain.mean), channels),
         std=_fit(config.get("std", plain.std), channels),
         interpolation=config.get("interpolation", plain.interpolation),
         crop_pct=config.get("crop_pct", 0.875),
+        augment="none",
     )
+    return wanted, channels

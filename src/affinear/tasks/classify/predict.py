@@ -2,74 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
-from .data import CorruptImage, as_tensor, open_image
-from .evaluate import Trained
+from ...train import settings
+from ...train.settings import Check, Settings
+from ...train.task import Answer, Trained
+from ..images.batching import as_tensor
+from ..images.reading import CorruptImage, open_image
+from . import network as networks
+from .images import Images
+from .settings import ClassifySettings
 
 
 @dataclass(frozen=True)
-class Guess:
-    """A class that an image may be of.
+class Options(Settings):
+    """What predictions can be told.
 
     Attributes:
-        number: Of the class.
-        name: What it is called; its number where the file of weights does not tell.
-        probability: How sure the network is.
+        top: How many guesses for each image.
     """
 
-    number: int
-    name: str
-    probability: float
+    kind: ClassVar[str] = "options"
+
+    top: int = 5
+
+    checks: ClassVar[Mapping[str, Check]] = {"top": settings.whole(1)}
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """What a network takes an image for.
+def predict(
+    trained: Trained[Images, ClassifySettings], sources: Sequence[str | Path], options: Options | None = None
+) -> Iterator[Answer]:
+    """Tell what images show, one after the other, in the order of the files, the likeliest class first.
 
-    Attributes:
-        image: The file.
-        guesses: The likeliest first; none if the image could not be read.
-        error: Why it could not be read; None if it could.
-    """
-
-    image: str
-    guesses: tuple[Guess, ...]
-    error: str | None = None
-
-
-def predict(trained: Trained, paths: Sequence[Path], *, top: int = 5) -> Iterator[Prediction]:
-    """Tell what images show, one after the other, in the order of the files.
-
-    An image that cannot be read gets a prediction that says so, and the others are answered all the same.
+    An image that cannot be read gets an answer that says so, and the others are answered all the same.
 
     Args:
-        trained: What `load_trained` gave.
-        paths: Files of images.
-        top: How many guesses for each.
+        trained: What `affinear.tasks.load_trained` gave.
+        sources: Files of images.
+        options: How many guesses.
+
+    Returns:
+        Answers whose content has the image and its guesses: number, name and probability of a class.
     """
-    device = next(trained.network.parameters()).device
-    for path in paths:
+    device, batching = next(trained.network.parameters()).device, networks.batching(trained.job)
+    named, top = trained.job.facts["class_names"], (options or Options()).top
+    for source in sources:
+        path = Path(source)
         try:
             image = open_image(path)
         except (CorruptImage, OSError, ValueError) as error:
-            yield Prediction(str(path), (), _reason(path, error))
+            said = _reason(path, error)
+            yield Answer(str(path), content={"image": str(path), "guesses": [], "error": said}, error=said)
             continue
         with torch.inference_mode():
-            logits = trained.network(as_tensor(image, trained.batching)[None].to(device))[0]
+            logits = trained.network(as_tensor(image, batching)[None].to(device))[0]
         chances, numbers = logits.float().softmax(0).topk(min(top, len(logits)))
-        named = trained.class_names
-        yield Prediction(
-            str(path),
-            tuple(
-                Guess(number, named[number] if named else str(number), chance)
-                for number, chance in zip(numbers.tolist(), chances.tolist(), strict=True)
-            ),
-        )
+        guesses = [
+            {"number": number, "name": named[number] if named else str(number), "probability": chance}
+            for number, chance in zip(numbers.tolist(), chances.tolist(), strict=True)
+        ]
+        text = ", ".join(f"{guess['name']} {guess['probability']:.1%}" for guess in guesses)
+        yield Answer(str(path), text, {"image": str(path), "guesses": guesses, "error": None})
 
 
 def _reason(path: Path, error: Exception) -> str:

@@ -7,6 +7,7 @@ erased rectangles are filled with numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +26,17 @@ from .images import ArraySource, Source
 
 NO_IMAGE = -100  # the class of a row that holds no image; what torch's cross entropy leaves out
 
-Batch = tuple[Tensor, Tensor]
+
+class Batch(NamedTuple):
+    """Images and their classes.
+
+    Attributes:
+        images: (B, channels, height, width): bytes, or float32 once they are normalised.
+        targets: int64 (B,), or shares of classes (B, classes) once they are mixed.
+    """
+
+    images: Tensor
+    targets: Tensor
 
 
 class Samples(Dataset[Batch]):
@@ -45,7 +56,7 @@ class Samples(Dataset[Batch]):
 
     def __getitem__(self, draw: Draw) -> Batch:
         images, targets = self.__getitems__([draw])
-        return images[0], targets[0]
+        return Batch(images[0], targets[0])
 
     def __getitems__(self, draws: Sequence[Draw]) -> Batch:
         """A batch of draws; torch's loader asks for all of them at once."""
@@ -77,10 +88,10 @@ class TrainSamples(Samples):
         seeds = np.array([draw.seed for draw in draws], np.uint64)
         if stored is not None:
             indices = np.array([draw.index for draw in draws], np.int64)
-            return self._varied(stored.pixels, indices, seeds), torch.from_numpy(stored.labels[indices])
+            return Batch(self._varied(stored.pixels, indices, seeds), torch.from_numpy(stored.labels[indices]))
         images, labels = zip(*(self._read(draw.index) for draw in draws), strict=True)
         pixels = np.stack([self.fit(image) for image in images])
-        return self._varied(pixels, np.arange(len(draws)), seeds), torch.tensor(labels)
+        return Batch(self._varied(pixels, np.arange(len(draws)), seeds), torch.tensor(labels))
 
     def _transformed(self, draws: Sequence[Draw], transform: Callable[[Image.Image], Tensor]) -> Batch:
         tensors, labels = list[Tensor](), list[int]()
@@ -91,7 +102,7 @@ class TrainSamples(Samples):
                 pixels = transform(in_channels(image, self.batching.channels))
                 tensors.append(pixels if self.erase is None else self.erase(self.normalize(pixels)))
                 labels.append(label)
-        return torch.stack(tensors), torch.tensor(labels)
+        return Batch(torch.stack(tensors), torch.tensor(labels))
 
     def _varied(self, pixels: NDArray[np.uint8], indices: NDArray[np.int64], seeds: NDArray[np.uint64]) -> Tensor:
         simple = self.batching.augment.kind == "simple"
@@ -120,9 +131,9 @@ class TestSamples(Samples):
         stored = self.stored(self.batching.crop_pct)
         if stored is not None and all(draw.index != NOTHING for draw in draws):
             indices = np.array([draw.index for draw in draws], np.int64)
-            return torch.from_numpy(stored.pixels[indices]), torch.from_numpy(stored.labels[indices])
+            return Batch(torch.from_numpy(stored.pixels[indices]), torch.from_numpy(stored.labels[indices]))
         pixels, labels = zip(*(self._read(draw.index) for draw in draws), strict=True)
-        return torch.from_numpy(np.stack(pixels)), torch.tensor(labels)
+        return Batch(torch.from_numpy(np.stack(pixels)), torch.tensor(labels))
 
     def _read(self, index: int) -> tuple[NDArray[np.uint8], int]:
         if index != NOTHING:
@@ -143,4 +154,4 @@ def without_fillers(batch: Batch) -> Batch:
     """The rows of a batch that hold an image."""
     images, targets = batch
     held = targets != NO_IMAGE
-    return batch if bool(held.all()) else (images[held], targets[held])
+    return batch if bool(held.all()) else Batch(images[held], targets[held])

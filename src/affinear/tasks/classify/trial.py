@@ -1,0 +1,156 @@
+"""What `affinear compare` needs to know of classification: recipes of the trunks, some images of many, attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from ...lens.glance import Attention, glance
+from ...train.recipe import Recipe
+from ...train.task import Setup, Task, Trained
+from ..images.batching import as_tensor
+from ..images.reading import CorruptImage
+from . import network as networks
+from . import trunk  # registers its names with timm
+from .images import ArraySource, Digest, Images, Source, mark_of
+from .settings import ClassifySettings
+from .variants import ROTARY, NormedQueries, variant
+
+MICRO, CIFAR = "affinear_trunk_micro", "affinear_trunk_cifar"
+LARGEST = 64  # pixels; larger images are made smaller for a trunk
+WATCHED = 64  # test images that the numbers of attention are taken of
+SHOWN = 4  # test images that maps are drawn of
+
+# What the trunks are trained with. Everything is decided here, so that a comparison is the same on every machine.
+_PLAIN: Mapping[str, Any] = {
+    "lr": 4e-3,
+    "weight_decay": 0.05,
+    "warmup_lr": 1e-6,
+    "min_lr": 1e-5,
+    "clip_grad": 1.0,
+    "smoothing": 0.1,
+    "compile": False,
+}
+TRUNK_RECIPES: Mapping[str, Mapping[str, Any]] = {
+    # Digits are neither mirrored nor shifted: with so few epochs it would not help.
+    MICRO: {
+        **_PLAIN,
+        "epochs": 10,
+        "batch_size": 96,
+        "warmup_epochs": 1.0,
+        "augment": "none",
+        "hflip": 0.0,
+        "log_every": 1000,
+    },
+    CIFAR: {
+        **_PLAIN,
+        "epochs": 30,
+        "batch_size": 256,
+        "lr": 1e-3,
+        "warmup_epochs": 3.0,
+        "augment": "simple",
+        "pad": 4,
+        "hflip": 0.5,
+    },
+}
+
+
+def setup(task: Task[Any, Any], model: str, images: Images) -> Setup:
+    """The recipe of a comparison: the trunk's, or for any other network the one for small images."""
+    here: dict[str, Any] = {"workers": 0} if isinstance(images.train, ArraySource) else {}
+    if model not in trunk.SIZES:
+        return task.preset(model, "tiny").changed(compile=False, **here)
+    small = images.size is not None and max(images.size) <= LARGEST
+    shown = {"image_size": images.size if small else (32, 32)}
+    found = Setup(task, Recipe(), ClassifySettings()).changed(**TRUNK_RECIPES[model], **shown, **here)
+    return found.changed(batch_size=min(found.recipe.batch_size, len(images.train)))
+
+
+def look(trained: Trained[Images, ClassifySettings], images: Images) -> Attention:
+    """Numbers and maps of a trained network's attention on test images, the same ones for every variant."""
+    network, batching = trained.network, networks.batching(trained.job)
+    device = next(network.parameters()).device
+    pixels = [as_tensor(image, batching).to(device) for _, image in chosen(images.test, WATCHED)]
+    shown = [(number, as_tensor(image, batching).to(device)) for number, image in chosen(images.test, SHOWN)]
+    normed = any(isinstance(layer, NormedQueries) for layer in network.modules())
+    return glance(network, torch.stack(pixels), shown, loudness=not normed)
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """Some images of a source."""
+
+    source: Source
+    numbers: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return self.source[self.numbers[index]]
+
+    def path(self, index: int) -> str:
+        """What the image is called."""
+        return self.source.path(self.numbers[index])
+
+    def mark(self, digest: Digest) -> None:
+        """All of the source, and which of it."""
+        mark_of(self.source, digest)
+        digest.update(str(self.numbers).encode())
+
+
+def first_of(images: Images, limit: int) -> Images:
+    """So many images of each half, taken evenly."""
+    return replace(images, train=_some(images.train, limit), test=_some(images.test, limit))
+
+
+def _some(source: Source, limit: int) -> Source:
+    numbers = evenly(len(source), limit)
+    if isinstance(source, ArraySource):
+        return ArraySource(source.name, source.pixels[numbers], source.labels[numbers])
+    return Chosen(source, tuple(numbers))
+
+
+def chosen(source: Source, count: int) -> list[tuple[int, Image.Image]]:
+    """Numbers and images of so many that can be read, evenly among all."""
+    found: list[tuple[int, Image.Image]] = []
+    for number in evenly(len(source), count):
+        try:
+            found.append((number, source[number][0]))
+        except CorruptImage:
+            continue
+    return found
+
+
+def evenly(total: int, count: int) -> list[int]:
+    """So many numbers below a total, evenly spread; all if there are fewer.
+
+    Example:
+        >>> evenly(10, 4)
+        [1, 3, 6, 8]
+    """
+    count = min(total, count)
+    return ((np.arange(count) + 0.5) * total / max(count, 1)).astype(int).tolist()
+
+
+def arguments(model: str, name: str) -> dict[str, Any]:
+    """What a network is made with to have the attention of this name.
+
+    Raises:
+        ValueError: If the network cannot have it.
+    """
+    if model in trunk.SIZES:
+        return {"mechanism": variant(name).name}
+    if name == "own":
+        return {}
+    if name.endswith(ROTARY) or not isinstance(variant(name).parts.mechanism, str):
+        raise ValueError(
+            f"mechanisms: {name!r} is for the trunks ({', '.join(trunk.SIZES)}); {model} takes the names of mechanisms "
+            "alone, as its positions are its own"
+        )
+    return {"mechanism": name}

@@ -1,0 +1,120 @@
+"""Trained weights of any task: loaded, and measured."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from accelerate.utils import gather_object
+
+from ..models.checkpoints import read, room_for
+from ..models.sealing import broken
+from ..train.about import About, about
+from ..train.checkpoint import BEST
+from ..train.devices import accelerated
+from ..train.engine import scored
+from ..train.folder import RUN
+from ..train.recipe import Recipe
+from ..train.task import Data, Job, Score, Task, Trained
+from ..train.weights import fill
+from .registry import find
+
+
+def load_trained(
+    source: Path,
+    model: str | None = None,
+    *,
+    task: str | None = None,
+    model_args: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> Trained[Any, Any]:
+    """A trained network from the folder of a run, whose best weights are taken, or from a file of weights.
+
+    Args:
+        source: The folder or the file.
+        model: Name of the network, for files that do not tell.
+        task: Name of the task, for files that do not tell; classify if not given.
+        model_args: What it is made with beside that, for files that do not tell.
+        changes: Fields of the task's settings, if not those it was trained with, such as `image_size`.
+
+    Raises:
+        ValueError: If there are no such weights, or they are of another network or task.
+    """
+    path = source / BEST if source.is_dir() else source
+    if not path.is_file():
+        raise ValueError(f"{source}: expected the folder of a run or a file of weights, got {_absence(source)}")
+    told = about(path) if path.suffix == ".safetensors" else None
+    if told is None:
+        return find(task or "classify").bare(path, model, model_args or {}, changes)
+    for asked, known in ((model, told.model), (task, told.task)):
+        if asked is not None and asked != known:
+            raise ValueError(f"{path}: these weights are of {known}, not of {asked}")
+    if broken(path):
+        raise ValueError(f"{path}: the file is not what was written: a bit of it has changed; get a whole copy of it")
+    chosen = find(told.task)
+    job = _job(chosen, told, path)
+    tensors = read(path).tensors
+    network = chosen.network(job, room=room_for(tensors))
+    fill(network, tensors, str(path))
+    return Trained(chosen, dataclasses.replace(job, settings=job.settings.changed(**changes)), network.eval())
+
+
+def evaluate(
+    source: Path | Trained[Any, Any],
+    data: str | Data,
+    *,
+    task: str | None = None,
+    model: str | None = None,
+    batch_size: int | None = None,
+    workers: int = 0,
+    **changes: Any,
+) -> Score:
+    """How well trained weights do on the test half of a data set.
+
+    Args:
+        source: The folder of a run, a file of weights, or what `load_trained` gave.
+        data: What `--data` takes, or an open data set.
+        task: Name of the task, for bare weights.
+        model: Name of the network, for bare weights.
+        batch_size: Samples at a time; that of training if not given.
+        workers: Processes that read samples.
+        changes: Fields of the task's settings, if not those it was trained with.
+
+    Raises:
+        ValueError: If the weights cannot be used, or do not go with the data.
+        TooManyCorrupt: If more than one test sample in a hundred cannot be read.
+    """
+    trained = load_trained(source, model, task=task, **changes) if isinstance(source, Path) else source
+    chosen, job = trained.task, trained.job
+    opened: Any = chosen.open(data, job.settings) if isinstance(data, str) else data
+    chosen.check_data(trained, opened)
+    size = batch_size or job.recipe.batch_size // job.recipe.accumulate
+    recipe = job.recipe.changed(workers=workers, batch_size=size, accumulate=1)
+    with accelerated() as accelerator:
+        work = chosen.work(dataclasses.replace(job, recipe=recipe), opened, accelerator.device)
+        loader = accelerator.prepare(work.test_loader())
+        found = scored(work, trained.network.to(accelerator.device), loader, accelerator)
+        work.skipped.absorb(gather_object(work.skipped.state()))
+    return dataclasses.replace(found, skipped=work.skipped.names)
+
+
+def _job(task: Task[Any, Any], told: About, path: Path) -> Job[Any]:
+    """What weights were trained with, every field of it checked."""
+    try:
+        recipe = Recipe().changed(**told.recipe)
+        settings = task.settings().changed(**told.settings)
+        job = Job(told.model, told.model_args, recipe, settings, told.facts)
+        task.check_job(job)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return job
+
+
+def _absence(source: Path) -> str:
+    if not source.exists():
+        return "nothing of that name"
+    if (source / RUN).is_file():
+        return f"a run that has no {BEST} yet"
+    return f"a folder without {BEST}"
