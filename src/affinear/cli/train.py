@@ -42,6 +42,9 @@ def train(
     compiled: Annotated[
         bool | None, typer.Option("--compile/--no-compile", help="torch.compile; if not given, on a GPU.")
     ] = None,
+    context_parallel: Annotated[
+        int | None, typer.Option(help="Processes that share every image, each with a strip of it.")
+    ] = None,
     model_arg: Annotated[
         list[str] | None, typer.Option(help="name=value for the network's making; may be given again.")
     ] = None,
@@ -70,6 +73,7 @@ def train(
         "seed": seed,
         "workers": workers,
         "compile": compiled,
+        "context_parallel": context_parallel,
     }
     with told_in_a_sentence():
         chosen = tasks.find(task)

@@ -360,7 +360,8 @@ class _Trainer:
 
     def _score(self, network: nn.Module) -> Score:
         network.eval()
-        return scored(self._work, network, self._kit.test_batches, self._kit.accelerator)
+        counting = self._kit.context.counting(self._kit.accelerator)
+        return scored(self._work, network, self._kit.test_batches, counting)
 
     def _keep_best(self, record: Record, found: Score, network: nn.Module) -> None:
         value = found[self._task.metric.name]
@@ -436,9 +437,16 @@ class _Trainer:
     def _shown(self) -> list[report.Section]:
         """What the task shows, of the weights that are judged."""
         network = self._kit.network if self._kit.average is None else self._averaged()
-        network.eval()
         with kept_random_state(), torch.no_grad():
-            return self._work.report(network)
+            return self._work.report(self._alone(network).eval())
+
+    def _alone(self, network: nn.Module) -> nn.Module:
+        """A network that one process can ask: one that shares its images would wait for the others."""
+        if self._kit.context.size == 1:
+            return network
+        plain = self._task.network(self._work.job)
+        plain.load_state_dict(network.state_dict())
+        return plain.to(self._kit.accelerator.device)
 
     def _skipped(self) -> tuple[tuple[str, int], ...]:
         """Samples that any process could not read."""

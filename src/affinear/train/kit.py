@@ -14,6 +14,7 @@ from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
+from .context import Context, context_of
 from .devices import is_sharded
 from .recipe import Recipe
 from .seeding import seed_of
@@ -28,6 +29,7 @@ class Kit:
 
     Attributes:
         accelerator: Knows devices and processes.
+        context: Which of them share images.
         recipe: With nothing left open.
         work: The task at work: loss and score.
         network: As it was made; its weights are those that are trained, unless they are sharded.
@@ -41,6 +43,7 @@ class Kit:
     """
 
     accelerator: Accelerator
+    context: Context
     recipe: Recipe
     work: Work[Any, Any]
     network: nn.Module
@@ -87,12 +90,13 @@ def build(
         source: What `start` came from, for errors.
     """
     recipe = job.recipe
-    check_processes(task, job, accelerator)
+    context = context_of(accelerator, recipe.context_parallel)
+    check_processes(task, job, accelerator, context)
     torch.manual_seed(seed_of(recipe.seed, 0))
     network = task.network(job)
     if start is not None:
         task.start(network, start, source)
-    network = _placed(network, accelerator, recipe)
+    network = context.spread(_placed(network, accelerator, recipe))
     average = None if recipe.ema_decay is None else ModelEmaV3(network, decay=recipe.ema_decay)
     work = task.work(job, data, accelerator.device)
     train, test = work.train_loader(), work.test_loader()
@@ -100,6 +104,7 @@ def build(
     steps = steps_per_epoch(len(train), recipe, task.samples)
     return Kit(
         accelerator=accelerator,
+        context=context,
         recipe=recipe,
         work=work,
         network=network,
@@ -107,8 +112,8 @@ def build(
         optimizer=optimizer,
         schedule=make_schedule(optimizer.optimizer, recipe, steps),
         average=average,
-        train_batches=accelerator.prepare(train),
-        test_batches=accelerator.prepare(test),
+        train_batches=context.loader(accelerator, train),
+        test_batches=context.loader(accelerator, test),
         steps_per_epoch=steps,
     )
 
@@ -151,13 +156,13 @@ def make_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, steps_per_ep
     return schedule
 
 
-def check_processes(task: Task[Any, Any], job: Job[Any], accelerator: Accelerator) -> None:
+def check_processes(task: Task[Any, Any], job: Job[Any], accelerator: Accelerator, context: Context) -> None:
     """Raise ValueError for what so many processes cannot share."""
     recipe = job.recipe
-    processes, part = accelerator.num_processes, recipe.batch_size // recipe.accumulate
+    processes, part = context.parts, recipe.batch_size // recipe.accumulate
     if part % processes:
         raise ValueError(
-            f"batch_size: expected a multiple of the {processes} processes that share it, got {part}"
+            f"batch_size: expected a multiple of the {processes} {context.sharers} that share it, got {part}"
             + (f", which is {recipe.batch_size} in {recipe.accumulate} parts" if recipe.accumulate > 1 else "")
         )
     task.check_parts(job, part // processes)

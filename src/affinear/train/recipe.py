@@ -49,6 +49,7 @@ class Recipe(Settings):
         compile: Whether torch.compile makes the training step faster.
         channels_last: Whether images keep their channels last in memory.
         sync_bn: Whether batch norms share their statistics among GPUs.
+        context_parallel: Processes that share every image, each with a strip of it; 1 for none that do.
         checkpointing: Whether activations are computed anew in the backward pass, which takes less memory.
         seed: Of everything random.
         workers: Processes that read samples; 0 reads in the training process.
@@ -71,7 +72,7 @@ class Recipe(Settings):
     """
 
     kind: ClassVar[str] = "recipe"
-    free: ClassVar[tuple[str, ...]] = ("compile", "log_every", "save_every", "workers")
+    free: ClassVar[tuple[str, ...]] = ("compile", "context_parallel", "log_every", "save_every", "workers")
 
     epochs: int = 300
     steps: int | None = None
@@ -100,6 +101,7 @@ class Recipe(Settings):
     compile: bool | None = None
     channels_last: bool | None = None
     sync_bn: bool = False
+    context_parallel: int = 1
     checkpointing: bool = False
     seed: int = 0
     workers: int = 2
@@ -181,6 +183,7 @@ class Recipe(Settings):
         "compile": settings.truth(optional=True),
         "channels_last": settings.truth(optional=True),
         "sync_bn": settings.truth(),
+        "context_parallel": settings.whole(1),
         "checkpointing": settings.truth(),
         "seed": settings.whole(0),
         "workers": settings.whole(0),

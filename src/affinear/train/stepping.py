@@ -91,7 +91,7 @@ class Stepper:
 
     def _batch(self, batch: Batch, step: int, part: int) -> Batch:
         kit = self._kit
-        seed_step(kit.recipe.seed, step, part, kit.accelerator.process_index, kit.accelerator.device)
+        seed_step(kit.recipe.seed, step, part, kit.context.index, kit.accelerator.device)
         if kit.recipe.channels_last:
             batch = tree_map(_channels_last, batch)
         return kit.work.vary(batch)
@@ -124,7 +124,7 @@ class Stepper:
         found = weights_at_fault(kit.network)
         if found is not None:
             return found
-        seed_step(kit.recipe.seed, step, part, kit.accelerator.process_index, kit.accelerator.device)
+        seed_step(kit.recipe.seed, step, part, kit.context.index, kit.accelerator.device)
         with kit.accelerator.autocast():
             return layer_at_fault(kit.network, batch, lambda: kit.work.loss(kit.network, batch))
 
