@@ -371,6 +371,35 @@ def test_autocast_changes_nothing(dtype: torch.dtype, case: str, tiling: str):
     assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("case", ["full", "causal", "causal rotary", "packed"])
+@pytest.mark.parametrize("mechanism", ["mala", "nala", "softmax"])
+def test_a_backward_pass_inside_the_region_is_exact_too(mechanism: str, case: str, tiling: str):
+    batch = 1 if "packed" in case else 2
+    given = options(case, 150, batch=batch, mechanism=mechanism)
+    inputs = learn(*tokens(150, batch=batch, mechanism=mechanism, dtype=torch.float32))
+    target = torch.randn(batch, 150, 4, VALUES)
+    expected = gradients(attention(given), inputs, target)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = gradients(attention(given), inputs, target)
+    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+
+
+def test_a_backward_pass_through_a_state_inside_the_region_is_exact_and_can_be_differentiated():
+    inputs = learn(*tokens(20, dtype=torch.float32))
+
+    def first(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        out = af.attend(query, af.summarize(key, value))
+        return torch.autograd.grad(out.square().sum(), (query, key, value), create_graph=True)
+
+    expected = first(*inputs)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = first(*inputs)
+    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+    # The gradients of gradients are taken outside: inside they are a plain graph, as of any other network.
+    second = [torch.autograd.grad(torch.stack([x.norm() for x in grads]).sum(), inputs) for grads in (found, expected)]
+    torch.testing.assert_close(*second, rtol=1e-5, atol=1e-5)
+
+
 def test_autocast_leaves_states_in_float32():
     query, key, value = tokens(20, dtype=torch.bfloat16)
     with torch.autocast("cpu", dtype=torch.bfloat16):

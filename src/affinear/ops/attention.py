@@ -9,9 +9,9 @@ from torch import Tensor
 
 from . import reference, torch_backend
 from . import validation as check
-from .mechanisms import Mechanism, find
+from .mechanisms import Mechanism, find, is_built_in
 from .packing import visibility
-from .precision import exact, widen
+from .precision import exactly, widen
 from .rotary import Rotary
 from .state import State
 from .triton import backend as triton_backend
@@ -134,8 +134,11 @@ def attention(
         check.check_state("initial_state", initial_state, rule, key, batch, rotary)
         check.check_state_widths("initial_state", initial_state, key.shape[2], _width(rule, key), value.shape[3])
     engine = _engine(backend, rule, query, value.shape[3], rotary)
-    with exact(query):
-        out, state = engine.attention(
+
+    def run(
+        query: Tensor, key: Tensor, value: Tensor, rotary: Rotary | None, initial_state: State | None
+    ) -> tuple[Tensor, State | None]:
+        return engine.attention(
             query,
             key,
             value,
@@ -149,6 +152,8 @@ def attention(
             initial_state=initial_state,
             return_state=return_state,
         )
+
+    out, state = exactly(run, query, query, key, value, rotary, initial_state, anew=_is_plain(engine, rule))
     out = out if out.dtype == query.dtype else out.to(query.dtype)
     return out if state is None else (out, state)
 
@@ -212,8 +217,11 @@ def summarize(
     check.check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, "key", key)
     check.check_rotary(rotary, key, "key")
     engine = _engine(backend, rule, key, value.shape[3], rotary)
-    with exact(key):
+
+    def run(key: Tensor, value: Tensor, rotary: Rotary | None) -> State:
         return engine.summarize(key, value, mechanism=rule, key_mask=key_mask, cu_seqlens=cu_seqlens_k, rotary=rotary)
+
+    return exactly(run, key, key, value, rotary, anew=_is_plain(engine, rule))
 
 
 def attend(
@@ -261,10 +269,12 @@ def attend(
     check.check_rotary_heads(rotary, query, heads)
     check.check_state_widths("state", state, heads, _width(state.mechanism, query), None)
     engine = _engine(backend, state.mechanism, query, state.value_mean.shape[2], rotary)
-    with exact(query):
-        out = engine.attend(
-            query, state, scale=_scale(scale, state.mechanism, query), cu_seqlens=cu_seqlens_q, rotary=rotary
-        )
+
+    def run(query: Tensor, state: State, rotary: Rotary | None) -> Tensor:
+        return engine.attend(query, state, scale=chosen, cu_seqlens=cu_seqlens_q, rotary=rotary)
+
+    chosen = _scale(scale, state.mechanism, query)
+    out = exactly(run, query, query, state, rotary, anew=_is_plain(engine, state.mechanism))
     return out.to(query.dtype)
 
 
@@ -316,8 +326,11 @@ def weights(
     if rows is not None:
         check.check_rows(rows, query)
     visible = visibility(query, key, causal, key_mask, cu_seqlens_q, cu_seqlens_k)
-    with exact(query):
-        out = reference.weights(query, key, rule, _scale(scale, rule, query), visible, rotary, rows)
+
+    def run(query: Tensor, key: Tensor, rotary: Rotary | None) -> Tensor:
+        return reference.weights(query, key, rule, _scale(scale, rule, query), visible, rotary, rows)
+
+    out = exactly(run, query, query, key, rotary, anew=is_built_in(rule))
     return out.to(query.dtype)
 
 
@@ -337,6 +350,11 @@ def _engine(backend: str, mechanism: Mechanism, tokens: Tensor, values: int, rot
     if backend == "triton":
         check.check_served(reason)
     return triton_backend if reason is None else torch_backend
+
+
+def _is_plain(engine: object, mechanism: Mechanism) -> bool:
+    """Whether a call is a graph of torch's own operations, which autocast would change, and of nothing to learn."""
+    return engine is not triton_backend and is_built_in(mechanism)
 
 
 def _check_scores(

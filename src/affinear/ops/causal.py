@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .layout import CHUNK, arrange_keys, arrange_queries, cut_into_chunks, restore_tokens
+from .linear import merge_sequences, moments
 from .mechanisms import Mechanism
 from .packing import Chunks, Packed
 from .precision import widen
 from .rotary import Rotary
-from .sieve import Sieve, may_be_wild
-from .state import State
+from .sieve import Sieve, can_be_read, may_be_wild
+from .state import State, merge
 from .tracing import is_compiling, is_eager
 
 FEW_CHUNKS = 32  # up to here adding one by one beats torch's cumulative sum, which is slow across rows
@@ -39,11 +40,11 @@ def causal_attention(
     gradients, keep their bits.
     """
     arguments = query, key, value, mechanism, scale, key_mask, cu_seqlens, rotary, initial, chunk
-    if is_eager():
+    if can_be_read(query):
         out, final = _attend(*arguments, Sieve(on=False))
         if not may_be_wild(out):
             return out, final
-    return _attend(*arguments, Sieve(on=True))
+    return _attend(*arguments, Sieve(on=not query.is_meta))
 
 
 def _attend(
@@ -214,7 +215,20 @@ def _scan(
         mechanism=mechanism,
         rotated_key_mean=None if rotated is features else rotated_total / n_total,
     )
+    few = chunks.packed is not None or chunks.number == 1
+    if initial is not None and few and is_eager() and not (sieve.on and torch.is_grad_enabled()):
+        # A few tokens more, as a long text comes in a million steps: a merge forgets nothing of what it rounds off. But
+        # zero times what is wild would be in its gradient.
+        final = merge(initial, _own(features, rotated, value, filled, mechanism, chunks))
     return _Past(count, key_sum, rotated_sum, centre, keys, sieve.scatters(scatter), reference, values, final)
+
+
+def _own(
+    features: Tensor, rotated: Tensor, value: Tensor, filled: Tensor, mechanism: Mechanism, chunks: Chunks
+) -> State:
+    """The state of the tokens alone, of packed sequences or of one chunk."""
+    state = moments(features, rotated, value, filled, mechanism)
+    return state.map(lambda x: x[:, :, 0]) if chunks.packed is None else merge_sequences(state, chunks)
 
 
 def _at(x: Tensor, index: Tensor) -> Tensor:

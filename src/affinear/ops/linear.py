@@ -30,10 +30,10 @@ def summarize(
     if cu_seqlens is None:
         features, rotated, value = arrange_keys(key, value, mechanism, key_mask, rotary)
         filled = None if key_mask is None else key_mask[:, None]
-        return _moments(features, rotated, value, filled, mechanism)
+        return moments(features, rotated, value, filled, mechanism)
     chunks = cut_into_chunks(key, chunk, cu_seqlens)
     features, rotated, value = arrange_keys(key, value, mechanism, None, rotary, chunks)
-    return _merge_sequences(_moments(features, rotated, value, chunks.filled, mechanism), chunks)
+    return merge_sequences(moments(features, rotated, value, chunks.filled, mechanism), chunks)
 
 
 def summarize_backward(
@@ -94,7 +94,7 @@ def attend(
     return restore_tokens(out, query.shape[2] // heads, chunks)
 
 
-def _merge_sequences(chunk: State, chunks: Chunks) -> State:
+def merge_sequences(chunk: State, chunks: Chunks) -> State:
     """The states of packed sequences (S, H, ...) from those of their chunks (1, H, T, ...)."""
     assert chunks.packed is not None
     sequence, number = chunks.packed.sequence, chunks.packed.last.shape[0]
@@ -113,7 +113,7 @@ def _merge_sequences(chunk: State, chunks: Chunks) -> State:
     return replace(whole, covariance=gather(share[..., None] * (chunk.covariance + between)))
 
 
-def _moments(features: Tensor, rotated: Tensor, value: Tensor, filled: Tensor | None, mechanism: Mechanism) -> State:
+def moments(features: Tensor, rotated: Tensor, value: Tensor, filled: Tensor | None, mechanism: Mechanism) -> State:
     """The state of tokens (..., N, F) and (..., N, E); features vanish where nothing is filled."""
     lead = features.shape[:-2]
     if filled is None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from .tracing import is_eager
 
@@ -73,13 +74,15 @@ class Sieve:
         return x.nan_to_num(0.0, 0.0, 0.0)
 
 
+def can_be_read(x: Tensor) -> bool:
+    """Whether numbers are there to look at, without waiting for a device."""
+    return x.device.type == "cpu" and type(x) in (Tensor, Parameter) and is_eager()
+
+
 def may_be_wild(out: Tensor) -> bool:
     """Whether answers may hold something that is not finite; where they cannot be looked at, they may."""
-    if out.is_meta:
-        return False
-    # Another device would have to be waited for; a sum that overflows is taken for wild, which is slow, not wrong.
-    readable = out.device.type == "cpu" and type(out) is Tensor and is_eager()
-    return not (readable and bool(out.detach().sum().isfinite()))
+    # A sum that overflows is taken for wild, which is slow, not wrong.
+    return not out.is_meta and not (can_be_read(out) and bool(out.detach().sum().isfinite()))
 
 
 def _nan_where(bad: Tensor, like: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from . import reference
 from .mechanisms import Mechanism
 from .packing import visibility
 from .rotary import Rotary, rotate
-from .tracing import is_eager
+from .sieve import can_be_read
 
 TAME = 2.0**60  # up to here no product of two numbers, summed over a head, overflows float32
 
@@ -48,7 +48,7 @@ def attention(
             cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, rotary=rotary, initial_state=None, return_state=False,
         )[0]  # fmt: skip
 
-    readable = is_eager() and all(type(x) is Tensor and x.device.type == "cpu" for x in (query, key, value))
+    readable = all(map(can_be_read, (query, key, value)))
     if cu_seqlens_k is None and not (causal and readable):
         return answer(query, key, value)  # as torch has it: to look at every token would cost more than it is worth
     return _apart(answer, exact if readable else None, query, key, value, visible)
@@ -79,7 +79,7 @@ def _apart(
 def _answer(query: Tensor, key: Tensor, value: Tensor, scale: float, visible: Tensor | None, causal: bool) -> Tensor:
     """Answers (B, N, H, E) to what `visible` (B or 1, 1, N, M) says, or the flag where that says it all."""
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
-    grouped = query.shape[1] != key.shape[1]
+    grouped = bool(query.shape[1] != key.shape[1])  # of traced sizes it is a symbol, which torch's own does not take
     if visible is None:
         out = F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale, enable_gqa=grouped)
         return out.transpose(1, 2)

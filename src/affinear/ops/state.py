@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .mechanisms import Mechanism, find, mechanisms
+from .tracing import is_eager
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +31,9 @@ class State:
         covariance: Mean of (phi(k) - its mean) (v - v_mean)^T, (B, H, F, E), of the rotated features if there are any.
         mechanism: What made the features.
         rotated_key_mean: Mean of the rotated features, (B, H, F), or None without rotary positions.
+        rest: What merging has rounded off the means and the covariance, in the order in which they stand here, or None.
+            Later merges take it in, so that a million of them are as good as one call. It may be dropped at any time:
+            pytrees do not carry it, nor do the kernels.
 
     Example:
         >>> import torch, affinear as af
@@ -47,6 +51,7 @@ class State:
     covariance: Tensor
     mechanism: Mechanism
     rotated_key_mean: Tensor | None = None
+    rest: tuple[Tensor, ...] | None = None
 
     @property
     def centre(self) -> Tensor:
@@ -77,7 +82,14 @@ class State:
         # By the name of a registered mechanism, so that `torch.load` reads a state as safely as it reads a tensor.
         children, (mechanism, rotary) = _flatten(self)
         known = mechanisms().get(mechanism.name) == mechanism
-        return _load, (mechanism.name if known else mechanism, rotary, *children)
+        return _load, (mechanism.name if known else mechanism, rotary, *children, *(self.rest or ()))
+
+    def __repr__(self) -> str:
+        # Shapes, not numbers: a covariance fills the screen.
+        names = ("count", "key_mean", "value_mean", "covariance", "rotated_key_mean")
+        tensors = ((name, getattr(self, name)) for name in names)
+        shapes = ", ".join(f"{name}={tuple(x.shape)}" for name, x in tensors if x is not None)
+        return f"State({self.mechanism.name!r}, {shapes}, dtype={self.dtype}, device={str(self.device)!r})"
 
     def to(self, *args: Any, **kwargs: Any) -> State:
         """Move or cast as `Tensor.to` does; the count moves but stays int64."""
@@ -91,7 +103,8 @@ class State:
     def map(self, function: Callable[[Tensor], Tensor]) -> State:
         """The state with the function applied to each of its tensors."""
         children, context = _flatten(self)
-        return _unflatten([function(child) for child in children], context)
+        mapped = _unflatten([function(child) for child in children], context)
+        return mapped if self.rest is None else replace(mapped, rest=tuple(map(function, self.rest)))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the state to a safetensors file, which holds numbers and the mechanism's name, and no code.
@@ -128,7 +141,7 @@ class State:
         from . import files
 
         tensors, mechanism = files.load(path)
-        return State(mechanism=mechanism, **tensors)
+        return State(mechanism=mechanism, **tensors)  # pyright: ignore[reportArgumentType]
 
     def all_reduce(self, group: dist.ProcessGroup | None = None) -> State:
         """Merge the states of all ranks of a group; every rank gets the whole.
@@ -160,26 +173,48 @@ def fraction(part: Tensor, whole: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def merge(a: State, b: State) -> State:
-    """The state of two disjoint sets of tokens; leading dimensions broadcast."""
+    """The state of two disjoint sets of tokens; leading dimensions broadcast.
+
+    It is the first state moved towards the second, a little if that is small: what rounding takes off the sum is kept.
+    """
     count = a.count + b.count
-    share_a = fraction(a.count, count, a.dtype)[..., None]
-    share_b = fraction(b.count, count, a.dtype)[..., None]
-
-    def mean(x: Tensor, y: Tensor) -> Tensor:
-        return share_a * x + share_b * y
-
-    between = outer(share_a * (b.centre - a.centre), share_b * (b.value_mean - a.value_mean))
-    rotated = None
-    if a.rotated_key_mean is not None and b.rotated_key_mean is not None:
-        rotated = mean(a.rotated_key_mean, b.rotated_key_mean)
+    share_a, share_b = (fraction(x.count, count, a.dtype)[..., None] for x in (a, b))
+    rests = [(None,) * 4 if x.rest is None else x.rest for x in (a, b)]
+    away = [_away(*pair) for pair in zip(_floats(a), _floats(b), *rests, strict=False)]
+    away[2] = away[2] + outer(share_a * away[0 if a.rotated_key_mean is None else 3], away[1])
+    keep = is_eager() or a.rest is not None or b.rest is not None  # a traced loop gives what it takes
+    found: list[Tensor] = []
+    left: list[Tensor] = []
+    for i, (old, distance, rest) in enumerate(zip(_floats(a), away, rests[0], strict=False)):
+        step = (share_b[..., None] if i == 2 else share_b) * distance
+        step = step if rest is None else step + rest
+        found.append(old + step)
+        if keep:
+            left.append(_rounded_off(old, step, found[-1]))
+    key_mean, value_mean, covariance, *rotated = found
     return State(
-        count=count,
-        key_mean=mean(a.key_mean, b.key_mean),
-        value_mean=mean(a.value_mean, b.value_mean),
-        covariance=share_a[..., None] * a.covariance + share_b[..., None] * b.covariance + between,
-        mechanism=a.mechanism,
-        rotated_key_mean=rotated,
+        count, key_mean, value_mean, covariance, a.mechanism, next(iter(rotated), None), tuple(left) if keep else None
     )
+
+
+def _floats(state: State) -> list[Tensor]:
+    """Means and covariance, in the order of `State.rest`."""
+    found = [state.key_mean, state.value_mean, state.covariance]
+    return found if state.rotated_key_mean is None else [*found, state.rotated_key_mean]
+
+
+def _away(a: Tensor, b: Tensor, rest_a: Tensor | None, rest_b: Tensor | None) -> Tensor:
+    """How far b is from a, with what was rounded off either."""
+    away = b - a
+    away = away if rest_b is None else away + rest_b
+    return away if rest_a is None else away - rest_a
+
+
+def _rounded_off(x: Tensor, y: Tensor, total: Tensor) -> Tensor:
+    """What x + y has and its rounded sum lacks, exactly, whichever is larger; nothing where that is not finite."""
+    x, y, total = x.detach(), y.detach(), total.detach()
+    second = total - x
+    return ((x - (total - second)) + (y - second)).nan_to_num(0.0, 0.0, 0.0)
 
 
 def outer(x: Tensor, y: Tensor) -> Tensor:
@@ -242,7 +277,9 @@ pytree.register_pytree_node(
 
 
 def _load(mechanism: str | Mechanism, rotary: bool, *children: Tensor) -> State:
-    return _unflatten(children, (find(mechanism), rotary))
+    number = 5 if rotary else 4
+    state = _unflatten(children[:number], (find(mechanism), rotary))
+    return replace(state, rest=children[number:]) if len(children) > number else state
 
 
 torch.serialization.add_safe_globals([_load])

@@ -408,3 +408,42 @@ def test_no_token_leaves_the_state_as_it_was(batch: int, bounds: list[int] | Non
 
 def test_nothing_in_nothing_out(make: Make):
     assert solve(make(batch=0)).out.shape == (0, 20, 1, 16)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("length", "dtype"), [(40, WHOLE), (90, SHORT)])
+@pytest.mark.parametrize(
+    ("place", "wild"), [("query", math.nan), ("key", math.inf), ("value", math.nan), ("value", 3e38)]
+)
+def test_a_later_token_does_not_reach_earlier_rows(
+    place: str, wild: float, length: int, dtype: torch.dtype, randn: Randn
+):
+    token = length - 9
+    tokens = {
+        name: randn(1, length, heads, 16, dtype=dtype).to(DEVICE)
+        for name, heads in (("query", 2), ("key", 1), ("value", 1))
+    }
+    changed = {**tokens, place: tokens[place].clone()}
+    changed[place][:, token, 0, 1] = wild
+
+    def answers(tokens: dict[str, Tensor]) -> list[Tensor]:
+        """Rows before the token, and gradients of a loss over them."""
+        leaves = [x.clone().requires_grad_() for x in tokens.values()]
+        out = af.attention(*leaves, causal=True, backend="triton")[:, :token]
+        return [out, *(x[:, :token] for x in torch.autograd.grad(out.float().square().sum(), leaves))]
+
+    for got, expected in zip(answers(changed), answers(tokens), strict=True):
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("mechanism", "rotary"), [("nala", False), ("mala_released", True)])
+def test_nor_does_one_of_a_later_segment(mechanism: str, rotary: bool, make: Make):
+    problem = make(mechanism, length=70, width=8, segment=32, rotary=rotary)
+    value, grad = problem.value.clone(), problem.grad.clone()
+    value[:, 50] = math.nan
+    grad[:, 45:] = 0
+    got, expected = (solve(replace(problem, value=x, grad=grad)) for x in (value, problem.value))
+    for name in ("out", "grad_query", "grad_key", "grad_value"):
+        assert torch.equal(getattr(got, name)[:, :45], getattr(expected, name)[:, :45])
+    assert got.out[:, 50:].isnan().all()

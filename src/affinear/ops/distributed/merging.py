@@ -84,6 +84,7 @@ def _merge_all(parts: State) -> State:
         key_mean=mean(parts.key_mean),
         value_mean=mean(parts.value_mean),
         rotated_key_mean=rotated,
+        rest=None,
     )
     between = outer(parts.centre - whole.centre, parts.value_mean - whole.value_mean)
     return replace(whole, covariance=(share[..., None] * (parts.covariance + between)).sum(0))
@@ -104,6 +105,7 @@ def _with_means(like: State, count: Tensor, means: Tensor, covariance: Tensor) -
         value_mean=value_mean,
         covariance=covariance,
         rotated_key_mean=rotated[0] if rotated else None,
+        rest=None,
     )
 
 

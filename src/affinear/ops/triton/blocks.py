@@ -84,6 +84,15 @@ def pin(b_x):
 
 
 @triton.jit
+def anew(i):
+    """The number itself, of which the compiler does not know that it has seen it."""
+    if INTERPRETED or is_hip():
+        return i
+    else:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [i], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def operand(b_x, ROUND: tl.constexpr):
     """Computed numbers as a factor of a product: rounded once where the tokens are bfloat16, as they are elsewhere."""
     return b_x.to(tl.bfloat16) if ROUND else b_x

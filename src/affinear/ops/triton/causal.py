@@ -8,6 +8,9 @@ not depend on what else is in the batch.
 Keys and values are told from the means before the chunk: what is rounded and summed is small, nothing of the future is
 in it, and the scores of all keys before the chunk sum to nothing. The first chunk is computed without rounding: there a
 few keys share all the weight, and so would their errors.
+
+A later token does not reach an earlier row, whatever it holds. Weights of zero do not undo NaN, so where the moments of
+a segment came out wild its rows before the first wild token are answered again, as if the segment ended there.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from triton.runtime import driver
 
 from . import blocks
 from .blocks import (
+    anew,
     channels,
     gain,
     halves,
@@ -49,6 +53,8 @@ from .statistics import Statistics
 FITS = 128 * 128  # numbers of a state that one program can hold beside its tokens
 SEQUENCES: tl.constexpr = tl.constexpr(256)  # looked through at a time
 FEW: tl.constexpr = tl.constexpr(16)  # tokens in a chunk where nothing is rounded
+LARGEST: tl.constexpr = tl.constexpr(3.4028234663852886e38)  # of the float32 numbers
+TAME: tl.constexpr = tl.constexpr(1e37)  # up to here the difference of two numbers is finite, and so are sums of a few
 
 
 class Nothing(NamedTuple):
@@ -212,18 +218,48 @@ def find_exact(n, begin, stop, i_n, ROUND: tl.constexpr, BC: tl.constexpr):
 
 
 @triton.jit
-def find_rows(x, i_b, i_n, o_n, end):
-    """Rows of a chunk before `end`, those with a key that takes part, and both once more for loads.
+def find_rows(x, i_b, i_n, o_n, end, key_end):
+    """Rows of a chunk before `end`, those with a key that takes part, and both once more for loads, keys to `key_end`.
 
     Loads are sent ahead of their chunk: a condition that they shared with the rest would be carried along in registers.
     """
     m_n = o_n < end - i_n
     m_k = find_keys(x, i_b, i_n, o_n, m_n)
     m_n_load = i_n + o_n < end
-    m_k_load = m_n_load
+    m_k_load = i_n + o_n < key_end
     if x.p_mask is not None:
-        m_k_load = m_k
+        m_k_load = m_k_load & m_k
     return m_n, m_k, m_n_load, m_k_load
+
+
+# What is not finite
+
+
+@triton.jit
+def any_beyond(b_x, MOST: tl.constexpr):
+    """Whether a block holds NaN or a magnitude beyond `MOST`."""
+    b_wild = tl.where(tl.abs(b_x) <= MOST, 0, 1)
+    if len(b_x.shape) == 2:
+        b_wild = tl.max(b_wild, 1)
+    return tl.max(b_wild, 0) > 0
+
+
+@triton.jit
+def find_wild(
+    x, i_b, i_g, first, begin, stop, o_e,
+    MAP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """The first of some rows with a key or a value that is not tame, or `stop`."""
+    o_n = tl.arange(0, BC)
+    found = stop
+    for i_n in range(begin, stop, BC):
+        m_k = find_keys(x, i_b, i_n, o_n, i_n + o_n < stop)
+        b_k = load_key(x, i_b, first + i_n, i_g, o_n, m_k, BD)
+        b_f = feature(b_k, tl.arange(0, BD) < x.D, MAP, False, EVEN, PRECISION == "split")
+        b_v = load_value(x, i_b, first + i_n, i_g, o_n, m_k, o_e).to(tl.float32)
+        b_wild = tl.max(tl.where(tl.abs(b_f) <= TAME, 0, 1), 1) + tl.max(tl.where(tl.abs(b_v) <= TAME, 0, 1), 1)
+        found = tl.minimum(found, tl.min(tl.where(m_k & (b_wild > 0), i_n + o_n, stop), 0))
+    return found
 
 
 # Tokens
@@ -309,21 +345,23 @@ def row_sums(b_x, b_weight, PRECISION: tl.constexpr, ROUND: tl.constexpr):
 
 @triton.jit
 def load_first(
-    x, i_b, i_n, i_g, some, o_d, o_e, MAP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, BD: tl.constexpr
-):
-    """Features of one key, plain and turned, and its value, if there is one.
+    x, i_b, first, i_n, i_g, rows, o_d, o_e,
+    MAP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """Mean of the features, plain and turned, and of the values of so many rows, 16 at most, from `i_n` on.
 
-    They are the first row of a block, for the layout: what is told from them would be laid out like a block of one row.
+    Even one is read as a block, for the layout: what is told from it would be laid out like a block of one row.
     """
     o_n = tl.arange(0, FEW)
-    m_n = (o_n == 0) & some
-    b_k = load_key(x, i_b, i_n, i_g, o_n, m_n, BD)
-    b_cos, b_sin = load_positions(x, i_n, o_n, m_n, o_d)
+    m_n = find_keys(x, i_b, i_n, o_n, o_n < rows)
+    b_k = load_key(x, i_b, first + i_n, i_g, o_n, m_n, BD)
+    b_cos, b_sin = load_positions(x, first + i_n, o_n, m_n, o_d)
     b_f, b_r = features_of(x, b_k, b_cos, b_sin, MAP, False, EVEN, PRECISION)
     b_f = tl.where(m_n[:, None], b_f, 0.0)
     b_r = tl.where(m_n[:, None], b_r, 0.0)
-    b_v = load_value(x, i_b, i_n, i_g, o_n, m_n, o_e).to(tl.float32)
-    return tl.sum(b_f, 0), tl.sum(b_r, 0), tl.sum(b_v, 0)
+    b_v = load_value(x, i_b, first + i_n, i_g, o_n, m_n, o_e).to(tl.float32)
+    share = 1 / tl.maximum(tl.sum(m_n.to(tl.int32), 0), 1).to(tl.float32)
+    return share * tl.sum(b_f, 0), share * tl.sum(b_r, 0), share * tl.sum(b_v, 0)
 
 
 @triton.jit
@@ -353,9 +391,9 @@ def open_past(
         b_value = tl.where(n > 0, b_value, 0.0)
         b_scatter = tl.where(n > 0, tl.trans(b_cov) * b_n, 0.0)
     i_n = find_first_key(x, i_b, begin, stop, SEGMENT)
-    some = (i_n < stop) & (n == 0)
+    one = ((i_n < stop) & (n == 0)).to(tl.int32)
     b_first_plain, b_first_turned, b_first = load_first(
-        x, i_b, first + i_n, i_g, some, o_d, o_e, MAP, EVEN, PRECISION, BD
+        x, i_b, first, i_n, i_g, one, o_d, o_e, MAP, EVEN, PRECISION, BD
     )
     b_plain = tl.where(n > 0, b_plain, b_first_plain)
     b_turned = tl.where(n > 0, b_turned, b_first_turned)
@@ -457,7 +495,7 @@ def take_rows(
     o_n = tl.arange(0, BC)
     for i_n in range(begin, stop, BC):
         i_r = first + i_n
-        _n, m_k, m_n_load, m_k_load = find_rows(x, i_b, i_n, o_n, end)
+        _n, m_k, m_n_load, m_k_load = find_rows(x, i_b, i_n, o_n, end, end)
         b_cos, b_sin = load_positions(x, i_r, o_n, m_n_load, o_d)
         number = number_of(x, m_k, end - i_n)
         _f, b_r, b_v, b_df, b_dr, b_dv, _ref = load_keys(
@@ -558,9 +596,9 @@ def count_keys(x, n, o_n, m_k):
 
 
 @triton.jit
-def find_pairs(x, o_n, m_k):
+def find_pairs(x, o_n, m_k, zero):
     """Which keys of a chunk each of its queries sees. No query of the sequence sees what lies past its end."""
-    m_see = o_n[:, None] >= o_n[None, :]
+    m_see = o_n[:, None] + zero >= o_n[None, :]
     if x.p_mask is not None:
         m_see = m_see & m_k[None, :]
     return m_see
@@ -610,7 +648,7 @@ def answer(
 
 @triton.jit
 def answer_rows(
-    x, p_o, i_b, i_g, first, begin, stop, end, o_d, o_e, n, b_plain, b_turned, b_value, b_scatter, b_first,
+    x, p_o, i_b, i_g, first, begin, stop, end, zero, o_d, o_e, n, b_plain, b_turned, b_value, b_scatter, b_first,
     MAP: tl.constexpr, EVEN: tl.constexpr, GAIN: tl.constexpr, RELEASED: tl.constexpr, PRECISION: tl.constexpr,
     ROUND: tl.constexpr, GROUP: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
@@ -618,14 +656,14 @@ def answer_rows(
     o_n = tl.arange(0, BC)
     for i_n in range(begin, stop, BC):
         i_r = first + i_n
-        m_n, m_k, m_n_load, m_k_load = find_rows(x, i_b, i_n, o_n, end)
+        m_n, m_k, m_n_load, m_k_load = find_rows(x, i_b, i_n, o_n, end, end)
         b_cos, b_sin = load_positions(x, i_r, o_n, m_n_load, o_d)
         number = number_of(x, m_k, end - i_n)
         b_kf, b_kr, b_v, b_df, b_dr, b_dv, b_ref = load_keys(
             x, i_b, i_r, i_g, o_n, m_k_load, m_k, o_e, b_cos, b_sin, n, number, b_plain, b_turned, b_value, b_first,
             MAP, EVEN, PRECISION, ROUND, BD,
         )  # fmt: skip
-        m_see = find_pairs(x, o_n, m_k)
+        m_see = find_pairs(x, o_n, m_k, zero)
         b_share = count_keys(x, n, o_n, m_k)
         for j_h in range(GROUP):
             i_h = i_g * GROUP + j_h
@@ -643,17 +681,16 @@ def answer_rows(
 
 
 @triton.jit
-def causal_kernel(
-    x, past, final, p_o, MAP: tl.constexpr, EVEN: tl.constexpr, GAIN: tl.constexpr, RELEASED: tl.constexpr,
+def answer_segment(
+    x, past, p_o, i_t, i_g, i_e, end, zero,
+    MAP: tl.constexpr, EVEN: tl.constexpr, GAIN: tl.constexpr, RELEASED: tl.constexpr,
     PRECISION: tl.constexpr, ROUND: tl.constexpr, SEVERAL: tl.constexpr, GROUP: tl.constexpr, SEGMENT: tl.constexpr,
     BC: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
-    """Answer the queries of one segment that share a key head, one block of the answers; the last writes the state."""
-    i_t, i_g, i_e = tl.program_id(0) // x.G, (tl.program_id(0) % x.G).to(tl.int64), tl.program_id(1)
+    """Answer the queries of one segment that share a key head, one block of the answers, of rows before `end`."""
     i_s, i_b, first, length, begin = find_segment(x, i_t, SEGMENT)
-    if (begin >= length) & (begin > 0):
-        return
     stop = tl.minimum(begin + SEGMENT, length)
+    end = tl.minimum(end, stop)
     o_d, o_s = channels(x.D, BD, BF)
     o_e = i_e * BE + tl.arange(0, BE)
     i = (i_t if SEVERAL else i_s) * x.G + i_g
@@ -663,15 +700,48 @@ def causal_kernel(
     )  # fmt: skip
     if ROUND:
         n, b_plain, b_turned, b_value, b_scatter = answer_rows(
-            x, p_o, i_b, i_g, first, begin, exact, stop, o_d, o_e, n, b_plain, b_turned, b_value, b_scatter, b_first,
+            x, p_o, i_b, i_g, first, begin, tl.minimum(exact, end), end, zero, o_d, o_e,
+            n, b_plain, b_turned, b_value, b_scatter, b_first,
             MAP, EVEN, GAIN, RELEASED, PRECISION, False, GROUP, FEW, BD,
         )  # fmt: skip
-    n, b_plain, b_turned, b_value, b_scatter = answer_rows(
-        x, p_o, i_b, i_g, first, exact, stop, stop, o_d, o_e, n, b_plain, b_turned, b_value, b_scatter, b_first,
+    return answer_rows(
+        x, p_o, i_b, i_g, first, exact, end, end, zero, o_d, o_e, n, b_plain, b_turned, b_value, b_scatter, b_first,
         MAP, EVEN, GAIN, RELEASED, PRECISION, ROUND, GROUP, BC, BD,
     )  # fmt: skip
+
+
+@triton.jit
+def causal_kernel(
+    x, past, final, p_o, MAP: tl.constexpr, EVEN: tl.constexpr, GAIN: tl.constexpr, RELEASED: tl.constexpr,
+    PRECISION: tl.constexpr, ROUND: tl.constexpr, SEVERAL: tl.constexpr, GROUP: tl.constexpr, SEGMENT: tl.constexpr,
+    BC: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """Answer the queries of one segment; the program of the last one writes the state."""
+    i_t, i_g, i_e = tl.program_id(0) // x.G, (tl.program_id(0) % x.G).to(tl.int64), tl.program_id(1)
+    i_s, i_b, first, length, begin = find_segment(x, i_t, SEGMENT)
+    if (begin >= length) & (begin > 0):
+        return
+    n, b_plain, b_turned, b_value, b_scatter = answer_segment(
+        x, past, p_o, i_t, i_g, i_e, length, 0, MAP, EVEN, GAIN, RELEASED, PRECISION, ROUND, SEVERAL, GROUP, SEGMENT,
+        BC, BD, BF, BE,
+    )  # fmt: skip
     if begin + SEGMENT >= length:
+        o_d, o_s = channels(x.D, BD, BF)
+        o_e = i_e * BE + tl.arange(0, BE)
         close_past(x, final, i_s * x.G + i_g, n, b_plain, b_turned, b_value, b_scatter, o_d, o_s, o_e, i_e)
+    if any_beyond(b_value, LARGEST) | any_beyond(b_scatter, LARGEST):
+        # As if by another program: nothing of it is to be kept ready while the loop above has need of registers.
+        program, i_e = anew(tl.program_id(0)), anew(tl.program_id(1))
+        i_t, i_g = program // x.G, (program % x.G).to(tl.int64)
+        _s, i_b, first, length, begin = find_segment(x, i_t, SEGMENT)
+        stop = tl.minimum(begin + SEGMENT, length)
+        o_e = i_e * BE + tl.arange(0, BE)
+        end = find_wild(x, i_b, i_g, first, begin, stop, o_e, MAP, EVEN, PRECISION, FEW, BD)
+        if end < stop:
+            answer_segment(
+                x, past, p_o, i_t, i_g, i_e, end, anew(program * 0), MAP, EVEN, GAIN, RELEASED, PRECISION, ROUND,
+                SEVERAL, GROUP, SEGMENT, BC, BD, BF, BE,
+            )  # fmt: skip
 
 
 # Launches

@@ -5,6 +5,9 @@ second needs the future: sums over all later queries, in which keys and values a
 sequence shares, so that little is lost when they are rounded. Where a sequence has several segments, those sums are
 first taken segment by segment, and added from last to first.
 
+Nothing of the future is in the references either. Rows that see a wild token get NaN, and rows of a segment past the
+last one with a gradient are left out if one of them is wild: a gradient of zero goes back as zero.
+
 All of it is linear in the gradient of the answers. Where a state is too wide for one program its blocks of values come
 one after the other, each adding to what the ones before left.
 """
@@ -34,19 +37,21 @@ from .blocks import (
 )
 from .causal import (
     FEW,
+    LARGEST,
     NOTHING,
     Plan,
     absorb,
+    any_beyond,
     centre,
     count_keys,
     features_of,
     find_exact,
     find_first_key,
-    find_keys,
     find_pairs,
     find_rows,
     find_segment,
     find_slots,
+    find_wild,
     length_of,
     load_first,
     load_key,
@@ -98,30 +103,32 @@ def load_means(x, state, i, o_d, o_s, o_e):
 def load_references(
     x, initial, final, i, i_b, i_g, first, length, o_d, o_s, o_e,
     MAP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
-    BC: tl.constexpr, BD: tl.constexpr,
+    SEGMENT: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """What the second scan tells keys and values from.
+    """What the second scan tells keys and values from; whether the state in the end is wild.
 
-    Where keys are rounded, the means in the end; values of small chunks, which meet the state in two halves, nothing.
-    Else where the scan forwards began, the means before it or the first key: for the few first rows the means of all
-    would be far off.
+    It is the means before the tokens. Where there are none, it is the first key and value, or, where keys are rounded,
+    the mean of the first few of those that are not: those that are lie nearer to it. Small chunks, whose values meet
+    the state in two halves, tell them from nothing.
     """
     b_key, b_value = load_means(x, final, i, o_d, o_s, o_e)
+    wild = any_beyond(b_key, LARGEST) | any_beyond(b_value, LARGEST)
+    stop = tl.minimum(SEGMENT, length)
+    i_n = find_first_key(x, i_b, 0, stop, SEGMENT)
+    rows = tl.minimum(BC - i_n % BC, stop - i_n) if ROUND else tl.minimum(stop - i_n, 1)
+    _plain, b_turned, b_first = load_first(x, i_b, first, i_n, i_g, rows, o_d, o_e, MAP, EVEN, PRECISION, BD)
+    b_key = tl.where(i_n < stop, b_turned, b_key)
+    b_value = tl.where(i_n < stop, b_first, b_value)
+    if initial.count is not None:
+        some = tl.load(initial.count + i) > 0
+        b_key_before, b_value_before = load_means(x, initial, i, o_d, o_s, o_e)
+        b_key = tl.where(some, b_key_before, b_key)
+        b_value = tl.where(some, b_value_before, b_value)
     if ROUND and BC < TALL:
         b_value = tl.zeros_like(b_value)
-    elif not ROUND:
-        o_n = tl.arange(0, 1)
-        m_n = find_keys(x, i_b, 0, o_n, o_n < length)
-        seen = tl.max(m_n.to(tl.int32), 0) > 0
-        _plain, b_turned, b_first = load_first(x, i_b, first, i_g, seen, o_d, o_e, MAP, EVEN, PRECISION, BD)
-        b_key = tl.where(seen, b_turned, b_key)
-        b_value = tl.where(seen, b_first, b_value)
-        if initial.count is not None:
-            some = tl.load(initial.count + i) > 0
-            b_key_before, b_value_before = load_means(x, initial, i, o_d, o_s, o_e)
-            b_key = tl.where(some, b_key_before, b_key)
-            b_value = tl.where(some, b_value_before, b_value)
-    return b_key, b_value
+    b_key = tl.where(tl.abs(b_key) <= LARGEST, b_key, 0.0)
+    b_value = tl.where(tl.abs(b_value) <= LARGEST, b_value, 0.0)
+    return b_key, b_value, wild
 
 
 @triton.jit
@@ -278,25 +285,28 @@ def query_gradient(
 
 @triton.jit
 def query_rows(
-    x, p_dq, p_sum, p_rows, i_b, i_g, first, begin, stop, end, o_d, o_s, o_e,
+    x, p_dq, p_sum, p_rows, i_b, i_g, first, begin, stop, end, key_end, o_d, o_s, o_e,
     n, b_plain, b_turned, b_value, b_scatter, b_first, b_key_mean, b_value_mean,
     MAP: tl.constexpr, EVEN: tl.constexpr, GAIN: tl.constexpr, RELEASED: tl.constexpr, PRECISION: tl.constexpr,
     ROUND: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, GROUP: tl.constexpr,
     BC: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the queries of the chunks that begin before `stop`, of a segment up to `end`."""
+    """Gradients of the queries of the chunks that begin before `stop`, of a segment up to `end`.
+
+    Keys and values from `key_end` on are left out, and rows from there on get NaN.
+    """
     o_n = tl.arange(0, BC)
     for i_n in range(begin, stop, BC):
         i_r = first + i_n
-        m_n, m_k, m_n_load, m_k_load = find_rows(x, i_b, i_n, o_n, end)
+        m_n, m_k, m_n_load, m_k_load = find_rows(x, i_b, i_n, o_n, end, key_end)
         b_cos, b_sin = load_positions(x, i_r, o_n, m_n_load, o_d)
         number = number_of(x, m_k, end - i_n)
         b_kf, b_kr, b_v, b_dkf, b_dkr, b_dv, b_ref = load_keys(
             x, i_b, i_r, i_g, o_n, m_k_load, m_k, o_e, b_cos, b_sin, n, number, b_plain, b_turned, b_value, b_first,
             MAP, EVEN, PRECISION, ROUND, BD,
         )  # fmt: skip
-        m_see = find_pairs(x, o_n, m_k)
-        b_share = count_keys(x, n, o_n, m_k)
+        m_see = find_pairs(x, o_n, m_k, 0)
+        b_share = tl.where(o_n < key_end - i_n, count_keys(x, n, o_n, m_k), float("nan"))
         for j_h in range(GROUP):
             i_h = i_g * GROUP + j_h
             b_q = load_query(x, i_b, i_r, i_h, o_n, m_n_load, BD)
@@ -338,18 +348,21 @@ def query_kernel(
         x, past, i, i_b, i_g, first, begin, stop, o_d, o_s, o_e, past.count is not None,
         MAP, EVEN, PRECISION, ROUND, SEGMENT, BC, BD, BF, BE,
     )  # fmt: skip
-    b_key_mean, b_value_mean = load_references(
+    b_key_mean, b_value_mean, wild = load_references(
         x, initial, final, i_s * x.G + i_g, i_b, i_g, first, length, o_d, o_s, o_e,
-        MAP, EVEN, PRECISION, ROUND, BC, BD,
+        MAP, EVEN, PRECISION, ROUND, SEGMENT, BC, BD,
     )  # fmt: skip
+    key_end = stop
+    if wild:
+        key_end = find_wild(x, i_b, i_g, first, begin, stop, o_e, MAP, EVEN, PRECISION, FEW, BD)
     if ROUND:
         n, b_plain, b_turned, b_value, b_scatter = query_rows(
-            x, p_dq, p_sum, p_rows, i_b, i_g, first, begin, exact, stop, o_d, o_s, o_e,
+            x, p_dq, p_sum, p_rows, i_b, i_g, first, begin, exact, stop, key_end, o_d, o_s, o_e,
             n, b_plain, b_turned, b_value, b_scatter, b_first, tl.zeros_like(b_key_mean), tl.zeros_like(b_value_mean),
             MAP, EVEN, GAIN, RELEASED, PRECISION, False, FIRST, LAST, GROUP, FEW, BD,
         )  # fmt: skip
     query_rows(
-        x, p_dq, p_sum, p_rows, i_b, i_g, first, exact, stop, stop, o_d, o_s, o_e,
+        x, p_dq, p_sum, p_rows, i_b, i_g, first, exact, stop, stop, key_end, o_d, o_s, o_e,
         n, b_plain, b_turned, b_value, b_scatter, b_first, b_key_mean, b_value_mean,
         MAP, EVEN, GAIN, RELEASED, PRECISION, ROUND, FIRST, LAST, GROUP, BC, BD,
     )  # fmt: skip
@@ -373,6 +386,31 @@ def load_rows(x, p_rows, o_n, m_n, FIRST: tl.constexpr):
         if x.p_turns is not None:
             b_lift = tl.load(p_rows + 4 * length_of(x), mask=m_n, other=0.0)
     return b_slope, b_level, b_pull, b_later, b_lift
+
+
+@triton.jit
+def find_live(
+    x, p_rows, i_b, i_g, first, begin, stop,
+    GROUP: tl.constexpr, SEGMENT: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """End of the rows of a segment that are to be looked at: the last one with a gradient, if any row is wild."""
+    o_s = tl.arange(0, SEGMENT)
+    wild = begin < 0
+    for j_h in range(GROUP):
+        p_row = rows_at(x, p_rows, i_b, first + begin, i_g * GROUP + j_h) + o_s
+        for i in tl.static_range(1, ROWS - 1):  # a wild slope or lift shows in these three
+            wild = wild | any_beyond(tl.load(p_row + i * length_of(x), mask=begin + o_s < stop, other=0.0), LARGEST)
+    end = stop
+    if wild:
+        end = begin
+        o_n = tl.arange(0, BC)
+        for i_n in range(begin, stop, BC):
+            for i in range(GROUP * tl.cdiv(x.E, BE)):
+                o_e = i // GROUP * BE + tl.arange(0, BE)
+                b_do = load_gradient(x, i_b, first + i_n, i_g * GROUP + i % GROUP, o_n, i_n + o_n < stop, o_e)
+                m_live = tl.max((b_do.to(tl.float32) != 0).to(tl.int32), 1) > 0
+                end = tl.maximum(end, tl.max(tl.where(m_live, i_n + o_n + 1, begin), 0))
+    return end
 
 
 @triton.jit
@@ -436,9 +474,11 @@ def sum_queries_kernel(
     b_turned = tl.zeros((BF,), tl.float32)
     b_plain = tl.zeros((BF,), tl.float32)
     b_value = tl.zeros((BE,), tl.float32)
-    for i_n in range(begin, tl.minimum(begin + SEGMENT, length), BC):
+    stop = tl.minimum(begin + SEGMENT, length)
+    live = find_live(x, p_rows, i_b, i_g, first, begin, stop, GROUP, SEGMENT, FEW, BE)
+    for i_n in range(begin, live, BC):
         i_r = first + i_n
-        m_n = i_n + o_n < length
+        m_n = i_n + o_n < live
         b_cos, b_sin = load_positions(x, i_r, o_n, m_n, o_d)
         for j_h in range(GROUP):
             i_h = i_g * GROUP + j_h
@@ -504,8 +544,9 @@ def open_future(
         p_cov = dfinal.covariance + i * x.F * x.E + o_s[None, :] * x.E + o_e[:, None]
         b_dcov = share * tl.load(p_cov, mask=m_e[:, None] & m_f[None, :], other=0.0)
         b_sum += b_dcov
-        b_turned -= tl.sum(b_dcov * (b_mean - b_value_mean)[:, None], 0)
-        b_value -= tl.sum(b_dcov * (b_key - b_key_mean)[None, :], 1)
+        # A state that nobody asked for may be wild.
+        b_turned -= tl.sum(tl.where(b_dcov != 0, b_dcov * (b_mean - b_value_mean)[:, None], 0.0), 0)
+        b_value -= tl.sum(tl.where(b_dcov != 0, b_dcov * (b_key - b_key_mean)[None, :], 0.0), 1)
         b_value += share * tl.load(dfinal.value_mean + i * x.E + o_e, mask=m_e, other=0.0)
         if FIRST:
             b_mean = share * tl.load(dfinal.key_mean + i * x.F + o_s, mask=m_f, other=0.0)
@@ -529,13 +570,15 @@ def add_own(b_dx, b_x, b_a, b_b, b_level, m_seen, PRECISION: tl.constexpr, ROUND
 
 @triton.jit
 def key_rows(
-    x, p_dk, p_dv, p_partial, p_rows, i_b, i_g, first, begin, stop, end, o_d, o_s, o_e,
+    x, p_dk, p_dv, p_partial, p_rows, i_b, i_g, first, begin, stop, end, live, o_d, o_s, o_e,
     b_sum, b_turned, b_plain, b_value, b_key_mean, b_value_mean,
     MAP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
     AS_THEY_ARE: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, OF_KEYS: tl.constexpr,
     GROUP: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Gradients of keys, or else of values, from `begin` to `stop`, last chunk first, of a segment up to `end`.
+
+    Its queries up to `live` have a part in them.
 
     Those of keys come from values and those of values from keys, by the same sum of all later queries.
     """
@@ -550,7 +593,8 @@ def key_rows(
         i_n = begin + (number - 1 - i) * BC
         i_r = first + i_n
         i_row = (i_b * length_of(x) + i_r) * x.G + i_g
-        m_n, m_k, m_n_load, m_k_load = find_rows(x, i_b, i_n, o_n, end)
+        m_n, m_k, m_n_load, m_k_load = find_rows(x, i_b, i_n, o_n, end, end)
+        m_live = i_n + o_n < live
         b_cos, b_sin = load_positions(x, i_r, o_n, m_n_load, o_d)
         b_high, b_low = halves(b_sum, PRECISION)
         if OF_KEYS:
@@ -572,11 +616,11 @@ def key_rows(
         b_dx = tl.zeros_like(b_later) if APART else times_state(b_x, b_high, b_low, b_later, PRECISION, ONCE)
         for j_h in range(GROUP):
             i_h = i_g * GROUP + j_h
-            b_q = load_query(x, i_b, i_r, i_h, o_n, m_n_load, BD)
-            b_do = load_gradient(x, i_b, i_r, i_h, o_n, m_n_load, o_e)
+            b_q = load_query(x, i_b, i_r, i_h, o_n, m_live, BD)
+            b_do = load_gradient(x, i_b, i_r, i_h, o_n, m_live, o_e)
             b_f, b_r = features_of(x, b_q, b_cos, b_sin, MAP, True, EVEN, PRECISION)
             p_row = rows_at(x, p_rows, i_b, i_r, i_h)
-            b_slope, b_level, b_pull, b_later_pull, b_lift = load_rows(x, p_row, o_n, m_n_load, FIRST)
+            b_slope, b_level, b_pull, b_later_pull, b_lift = load_rows(x, p_row, o_n, m_live, FIRST)
             b_scaled = operand(b_slope[:, None] * b_r, ROUND)
             if OF_KEYS:
                 b_dx = add_own(b_dx, b_x, b_do, b_scaled, b_pull, m_seen, PRECISION, ROUND)
@@ -650,15 +694,16 @@ def key_kernel(
     if past.count is not None:
         n = tl.load(past.count + (i_t if SEVERAL else i_s) * x.G + i_g)
     exact = find_exact(n, begin, stop, find_first_key(x, i_b, begin, stop, SEGMENT), ROUND, BC)
-    b_key_mean, b_value_mean = load_references(
+    b_key_mean, b_value_mean, _wild = load_references(
         x, initial, final, i_s * x.G + i_g, i_b, i_g, first, length, o_d, o_s, o_e,
-        MAP, EVEN, PRECISION, ROUND, BC, BD,
+        MAP, EVEN, PRECISION, ROUND, SEGMENT, BC, BD,
     )  # fmt: skip
+    live = find_live(x, p_rows, i_b, i_g, first, begin, stop, GROUP, SEGMENT, FEW, BE)
     b_sum, b_turned, b_plain, b_value = open_future(
         x, p_sums, dfinal, final, i_t, i_s, i_g, o_d, o_s, o_e, b_key_mean, b_value_mean, SEVERAL, FIRST, BF, BE
     )
     b_sum, b_turned, b_plain, b_value = key_rows(
-        x, p_dk, p_dv, p_partial, p_rows, i_b, i_g, first, exact, stop, stop, o_d, o_s, o_e,
+        x, p_dk, p_dv, p_partial, p_rows, i_b, i_g, first, exact, stop, stop, live, o_d, o_s, o_e,
         b_sum, b_turned, b_plain, b_value, b_key_mean, b_value_mean,
         MAP, EVEN, PRECISION, ROUND, ROUND, FIRST, LAST, OF_KEYS, GROUP, BC, BD,
     )  # fmt: skip
@@ -669,7 +714,7 @@ def key_kernel(
         b_key_mean = tl.zeros_like(b_key_mean)
         b_value_mean = tl.zeros_like(b_value_mean)
         b_sum, b_turned, b_plain, b_value = key_rows(
-            x, p_dk, p_dv, p_partial, p_rows, i_b, i_g, first, begin, exact, stop, o_d, o_s, o_e,
+            x, p_dk, p_dv, p_partial, p_rows, i_b, i_g, first, begin, exact, stop, live, o_d, o_s, o_e,
             b_sum, b_turned, b_plain, b_value, b_key_mean, b_value_mean,
             MAP, EVEN, PRECISION, False, True, FIRST, LAST, OF_KEYS, GROUP, FEW, BD,
         )  # fmt: skip
