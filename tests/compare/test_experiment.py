@@ -162,9 +162,54 @@ def test_networks_are_made_with_what_is_asked_for(tmp_path: Path):
         experiment.enter(tiny(tmp_path, epochs=experiment.QUICK_EPOCHS))
 
 
+TRUNKS = "affinear_trunk_micro,affinear_trunk_cifar"
+
+
+def test_whole_networks_are_compared_as_they_are(tmp_path: Path):
+    size = ("--model-arg", "depth=1", "--model-arg", "embed_dim=32", "--model-arg", "num_heads=2")
+    options = ("--set", "batch_size=48", "--limit", "96", "--quick", "--jobs", "0", "--output", tmp_path, *size)
+    result = command("--model", TRUNKS, *options)
+    assert result.exit_code == 0, result.output
+    assert "GMACs" in result.output
+    assert "below" not in result.output
+    told = json.loads((tmp_path / "results.json").read_text())
+    assert told["comparison"]["variants"] == TRUNKS.split(",")
+    first, second = told["cells"]
+    assert first["parameters"] != second["parameters"]
+    assert 0 < first["macs"] < second["macs"]  # micro's images are of one size with the other's, its MLP is smaller
+    page = (tmp_path / experiment.REPORT).read_text()
+    assert "<h1>Networks compared on" in page
+    assert "GMACs" in page
+    # More networks may join, and one that is there already is not trained again.
+    more = prepare(
+        "digits", f"{TRUNKS},inline_deit_tiny", seeds=1, output=tmp_path, limit=96, jobs=0, epochs=2, batch_size=48,
+        model_args={"depth": 1, "embed_dim": 32, "num_heads": 2},
+    )  # fmt: skip
+    experiment.enter(more)
+    assert [Outcome.read(cell.folder / CELL) is not None for cell in more.cells] == [True, True, False]
+
+
+def test_whole_networks_see_images_of_one_size_that_all_can_take():
+    plan = prepare(model="mavit_tiny,secvit_tiny,resnet10t", **TINY)
+    assert plan.variants == plan.networks == ("mavit_tiny", "secvit_tiny", "resnet10t")
+    settings: Any = plan.setup.settings
+    assert settings.image_size == (32, 32)
+    assert settings.mean is not None
+    assert all(cell.setup.settings == settings for cell in plan.cells)
+    assert [cell.model for cell in plan.cells[:3]] == list(plan.networks)
+    with pytest.raises(
+        ValueError, match=r"model: secvit_tiny does not take images of 40 x 40 pixels .*; set image_size"
+    ):
+        prepare(model="mavit_tiny,secvit_tiny", image_size=(40, 40), **TINY)
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
+        ({"model": TRUNKS, "mechanisms": ["mala"]}, "mechanisms: expected none beside several networks, .* got mala"),
+        ({"model": f"{TRUNKS},mavit_tini"}, "mavit_tiny"),
+        ({"model": f"{TRUNKS},"}, "model"),
+        ({"model": TRUNKS, "model_args": {"dept": 6}}, "dept"),
         ({"mechanisms": ["mela"]}, "mechanism: expected one of"),
         ({"mechanisms": ["softmax", "mela"]}, "mechanism: expected one of"),
         ({"mechanisms": [""]}, "mechanisms: expected names"),

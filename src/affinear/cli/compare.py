@@ -18,7 +18,11 @@ def compare(
     data: Annotated[str, typer.Option(help="As for `affinear train`; 'digits' are always at hand.")] = "digits",
     task: Annotated[str, typer.Option(help="What to train for, as for `affinear train`.")] = "classify",
     model: Annotated[
-        str, typer.Option(help="affinear_trunk_micro, affinear_trunk_cifar, or any network of ours or timm's.")
+        str,
+        typer.Option(
+            help="affinear_trunk_micro, affinear_trunk_cifar, or any network of ours or timm's; several with commas, "
+            "such as mavit_tiny,ravlt_tiny,swin_tiny_patch4_window7_224, are compared as they are."
+        ),
     ] = "affinear_trunk_micro",
     mechanisms: Annotated[
         str | None, typer.Option(help="What to compare, with commas, such as softmax,mala+rotary,mala_layer.")
@@ -43,6 +47,8 @@ def compare(
     quick: Annotated[bool, typer.Option("--quick", help="One seed, two epochs: whether it works.")] = False,
 ) -> None:
     """Train the same network once per attention and seed, and say which differences are real: the papers' experiment.
+
+    With several networks, each is trained as it is, with one recipe on the same data: the papers' tables.
 
     Without options: scikit-learn's digits, six attentions with and without rotary positions, two seeds. The same
     command goes on after an interruption, and does not train again what is through.
@@ -80,8 +86,9 @@ def _print_results(results: Results) -> None:
 
     told, task = comparisons.conclusions(results), results.comparison.task
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    console.print(screens.table(told.summaries, task))
-    console.print(screens.legend(task), style="dim", width=min(console.width, 120))
+    whole = results.comparison.whole
+    console.print(screens.table(told.summaries, task, whole))
+    console.print(screens.legend(task, whole), style="dim", width=min(console.width, 120))
     print()
     for finding in told.findings:
         if finding.decided:

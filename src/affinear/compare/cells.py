@@ -86,6 +86,7 @@ class Outcome:
         seconds: From the beginning to the end, of the process that finished it.
         curve: Every epoch in numbers.
         attention: Numbers of the trained network's attention.
+        macs: Multiply-adds for one sample; 0 where nobody counted them.
     """
 
     variant: str
@@ -98,6 +99,7 @@ class Outcome:
     seconds: float = 0.0
     curve: tuple[Record, ...] = ()
     attention: Attention = field(default_factory=Attention)
+    macs: int = 0
 
     @staticmethod
     def read(path: Path) -> Outcome | None:
@@ -126,7 +128,7 @@ class Outcome:
 def _plain(told: Mapping[str, Any]) -> bool:
     """Whether a file that anybody may have changed has numbers where an outcome has them."""
     numbers = (told["value"], told["per_second"], told["seconds"])
-    counts = (told["seed"], told["parameters"], told["step_memory"])
+    counts = (told["seed"], told["parameters"], told["step_memory"], told.get("macs", 0))
     curve = [value for record in told["curve"] for value in tree_leaves(record) if value is not None]
     maps = [value for one in told["attention"]["maps"] for value in (*one["grid"], *one["weights"], one["query"])]
     measured = [value for name, value in told["attention"].items() if name != "maps" and value is not None]
@@ -180,6 +182,7 @@ def run_cell(cell: Cell, tell: Tell = lambda record: None, data: Any = None) -> 
             seconds=time.perf_counter() - began,
             curve=result.records,
             attention=task.inspect(trained, data),
+            macs=task.macs(trained.job) or 0,
         )
     except (Interrupted, KeyboardInterrupt, BrokenPipeError):
         raise

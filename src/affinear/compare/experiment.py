@@ -46,7 +46,7 @@ class Comparison:
     """What is compared, and how.
 
     Attributes:
-        model: Name of the network.
+        model: Name of the network, or of several with commas, each of which is then compared as it is.
         data: What the task opens.
         opened: The same, open, and cut to the limit.
         variants: Names of what is compared.
@@ -82,6 +82,16 @@ class Comparison:
         return self.setup.recipe
 
     @property
+    def networks(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(self.model.split(","))
+
+    @property
+    def whole(self) -> bool:
+        """Whether whole networks are compared, and not attentions in one."""
+        return len(self.networks) > 1
+
+    @property
     def cells(self) -> list[Cell]:
         """All of them, seed by seed, so that a table that is not finished yet has something of every variant."""
         return [self.cell(name, seed) for seed in self.seeds for name in self.variants]
@@ -91,8 +101,8 @@ class Comparison:
         return Cell(
             variant=name,
             setup=self.setup.changed(seed=seed),
-            model=self.model,
-            model_args={**self.model_args, **self.task.variant(self.model, name)},
+            model=name if self.whole else self.model,
+            model_args={**self.model_args, **({} if self.whole else self.task.variant(self.model, name))},
             data=self.data,
             limit=self.limit,
             folder=self.output / CELLS / f"{name}-seed{seed}",
@@ -100,11 +110,11 @@ class Comparison:
         )
 
     def about(self) -> dict[str, Any]:
-        """What makes two comparisons the same one. Variants and seeds may be added later."""
+        """What makes two comparisons the same one. Variants, whole networks and seeds may be added later."""
         train, test = self.opened.sizes
         return {
             "task": self.task.name,
-            "model": self.model,
+            "model": "whole networks" if self.whole else self.model,
             "model_args": dict(self.model_args),
             "data": self.opened.name,
             "limit": self.limit,
@@ -147,7 +157,8 @@ def prepare(
 
     Args:
         data: What the task opens: "digits", a folder ...
-        model: A trunk, a network that takes `mechanism=`, or any other of the task's as it is.
+        model: A trunk, a network that takes `mechanism=`, or any other of the task's as it is; or several with commas,
+            to compare whole networks as they are.
         mechanisms: Names that the task knows as variants; for a trunk those of `affinear.tasks.classify.variants`. The
             task's own choice if None.
         seeds: How many, or which.
@@ -172,16 +183,18 @@ def prepare(
     check_values(changes, Recipe, chosen.settings)
     if limit is not None and limit < 1:
         raise ValueError(f"limit: expected at least one sample, got {limit}")
-    names = _variants(chosen, model, mechanisms)
+    networks = tuple(dict.fromkeys(name.strip() for name in model.split(",")))
+    first, *others = networks
+    names = _variants(chosen, networks, mechanisms)
     own = {name: value for name, value in changes.items() if name not in Recipe.names()}
     found = opened(chosen, data, Setup(chosen, Recipe(), chosen.settings().changed(**own)), limit)
     plan = Comparison(
-        model=model,
+        model=",".join(networks),
         data=data,
         opened=found,
         variants=names,
         seeds=_seeds(seeds),
-        setup=_setup(chosen.trial(model, found), changes),
+        setup=_setup(chosen.trial_of(networks, found) if others else chosen.trial(first, found), changes),
         output=Path(output),
         model_args=dict(model_args or {}),
         limit=limit,
@@ -321,8 +334,17 @@ def _length(plan: Comparison) -> int:
     return plan.recipe.epochs if plan.recipe.steps is None else plan.recipe.steps
 
 
-def _variants(task: Task[Any, Any], model: str, mechanisms: Sequence[str] | None) -> tuple[str, ...]:
-    usual = tuple(task.variants(model))
+def _variants(task: Task[Any, Any], networks: tuple[str, ...], mechanisms: Sequence[str] | None) -> tuple[str, ...]:
+    model, *others = networks
+    known = {name: tuple(task.variants(name)) for name in networks}  # refuses names that are no network
+    usual = known[model]
+    if others and mechanisms is not None:
+        raise ValueError(
+            "mechanisms: expected none beside several networks, which are compared as they are, got "
+            f"{','.join(mechanisms)}; name one network to compare mechanisms in it"
+        )
+    if others:
+        return networks
     if mechanisms is None:
         return usual
     names = tuple(dict.fromkeys(name.strip() for name in mechanisms))
@@ -334,6 +356,10 @@ def _variants(task: Task[Any, Any], model: str, mechanisms: Sequence[str] | None
 
 
 def _check_arguments(plan: Comparison) -> None:
+    if plan.whole:
+        for cell in plan.cells[: len(plan.networks)]:  # each takes the arguments, and the samples
+            plan.task.macs(settled(Run(cell.model, cell.data, cell.folder, cell.setup, cell.model_args), plan.opened))
+        return
     chosen = [plan.task.variant(plan.model, name) for name in plan.variants]  # refuses what the network cannot have
     if "mechanism" in plan.model_args and "mechanism" in chosen[0]:
         raise ValueError("model_args: the mechanism is what is compared; name it among the mechanisms instead")

@@ -52,6 +52,7 @@ class Summary:
         mean: Of them; None if no seed is there.
         spread: Their standard deviation; None of fewer than two.
         parameters: Trained numbers.
+        macs: Multiply-adds for one sample; None where nobody counted them.
         per_second: Units of the task, such as images, of the fastest seed.
         step_memory: Bytes.
         norm_correlation: Mean over seeds; None where it does not apply.
@@ -65,6 +66,7 @@ class Summary:
     mean: float | None
     spread: float | None
     parameters: int | None
+    macs: int | None
     per_second: float | None
     step_memory: int | None
     norm_correlation: float | None
@@ -146,6 +148,7 @@ def _summary(name: str, outcomes: list[Outcome], metric: Measure) -> Summary:
         mean=_mean(values.values()),
         spread=statistics.stdev(values.values()) if len(values) > 1 else None,
         parameters=good[0].parameters if good else None,
+        macs=good[0].macs or None if good else None,
         per_second=max(outcome.per_second for outcome in good) if good else None,
         step_memory=good[0].step_memory if good else None,
         norm_correlation=_mean(one.norm_correlation for one in attention),
@@ -308,7 +311,7 @@ def limits(
             "do not exist would still look decided."
         )
     told.append(
-        "All this holds for this network, this data and this length of training. Another size of network, more "
+        "All this holds for this size of network, this data and this length of training. Another size, more "
         "tokens or a longer schedule may order the variants differently."
     )
     told += [

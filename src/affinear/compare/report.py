@@ -40,13 +40,14 @@ def html(results: Results) -> str:
     parts = [
         _about(results),
         _words(told),
-        _table(told.summaries, plan.task),
+        _table(told.summaries, plan),
         _figures(told.summaries, results.outcomes, plan),
         _maps(results),
         _cells(plan, results.outcomes),
         _recipe(plan),
     ]
-    return page.document(f"Attention compared on {plan.opened.name}", "\n".join(parts))
+    what = "Networks" if plan.whole else "Attention"
+    return page.document(f"{what} compared on {plan.opened.name}", "\n".join(parts))
 
 
 def _about(results: Results) -> str:
@@ -58,15 +59,20 @@ def _about(results: Results) -> str:
     shown = "" if size is None else f", {'x'.join(map(str, size))} pixels"
     known = {
         "task": plan.task.about,
-        "network": ", ".join([plan.model, *(f"{name}={value}" for name, value in plan.model_args.items())]),
+        "networks" if plan.whole else "network": ", ".join(
+            [*plan.networks, *(f"{name}={value}" for name, value in plan.model_args.items())]
+        ),
         "data": f"{train} {plan.task.samples} to learn from, {test} to be judged by{shown}",
         "training": f"{length} in batches of {plan.recipe.batch_size}",
         "seeds": ", ".join(map(str, plan.seeds)),
         "cells": f"{done} of {total}" + ("" if done == total else ": not finished, the same command goes on"),
     }
     note = (
-        "Only the attention differs: where networks have the same weights they begin with the same numbers, and all "
-        "see the same batches in the same order."
+        "Networks as they are, each with the weights that it draws for itself. All are trained by one recipe, and see "
+        "the same batches in the same order."
+        if plan.whole
+        else "Only the attention differs: where networks have the same weights they begin with the same numbers, and "
+        "all see the same batches in the same order."
     )
     return f'{page.terms(known)}<p class="note">{note}</p>'
 
@@ -88,17 +94,18 @@ def _list(sentences: Iterable[str], kind: str = "") -> str:
     return f'<ul class="{kind}">{items}</ul>' if items else ""
 
 
-def _table(summaries: Sequence[Summary], task: Task[Any, Any]) -> str:
-    head = "".join(f"<th>{escape(_one_line(name))}</th>" for name in headings(task))
+def _table(summaries: Sequence[Summary], plan: Comparison) -> str:
+    task, whole = plan.task, plan.whole
+    head = "".join(f"<th>{escape(_one_line(name))}</th>" for name in headings(task, whole))
     lines = "".join(
         f'<tr title="{escape(_what(task, summary.variant))}">'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in row(summary, task.metric))
+        + "".join(f"<td>{escape(cell)}</td>" for cell in row(summary, task.metric, whole))
         + "</tr>"
         for summary in summaries
     )
     return (
-        f'<h2>The table</h2><p class="note">{escape(legend(task))} Several cells share the machine, so {task.unit}/s '
-        "tells the variants apart and is no record.</p>"
+        f'<h2>The table</h2><p class="note">{escape(legend(task, whole))} Several cells share the machine, so '
+        f"{task.unit}/s tells the variants apart and is no record.</p>"
         f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
         f"<details><summary>What each variant is</summary>"
         f"{_list(f'{summary.variant}: {_what(task, summary.variant)}' for summary in summaries)}</details>"

@@ -23,11 +23,16 @@ if TYPE_CHECKING:
 NONE = "-"
 
 
-def headings(task: Task[Any, Any]) -> tuple[str, ...]:
-    """Of the columns, in two lines each, so that the table fits a terminal of 80 columns."""
+def headings(task: Task[Any, Any], whole: bool = False) -> tuple[str, ...]:
+    """Of the columns, in two lines each, so that the table fits a terminal of 80 columns.
+
+    Of whole networks attention is not what differs: multiply-adds stand in its place.
+    """
     metric = f"{task.metric.title}\n{'%' if task.metric.scale == 100 else ''}"
-    rest = ("memory\nMB", "entropy\n/norm", "below\nzero %", "row sum\nerror")
-    return ("variant", metric, "spread", "para-\nmeters", f"{task.unit}\n/s", *rest)
+    size, cost = (metric, "spread", "para-\nmeters"), (f"{task.unit}\n/s", "memory\nMB")
+    if whole:
+        return ("network", *size, "GMACs", *cost)
+    return ("variant", *size, *cost, "entropy\n/norm", "below\nzero %", "row sum\nerror")
 
 
 class Screen:
@@ -199,29 +204,29 @@ def result(outcome: Outcome, metric: Measure) -> str:
     return f"{metric.shown(outcome.value)} after {spoken(outcome.seconds)}"
 
 
-def table(summaries: Sequence[Summary], task: Task[Any, Any]) -> Table:
-    """The table for a terminal."""
+def table(summaries: Sequence[Summary], task: Task[Any, Any], whole: bool = False) -> Table:
+    """The table for a terminal, of variants of one network or of whole networks."""
     out = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    for heading in headings(task):
-        out.add_column(heading, justify="left" if heading == "variant" else "right", no_wrap=True)
+    for number, heading in enumerate(headings(task, whole)):
+        out.add_column(heading, justify="right" if number else "left", no_wrap=True)
     for summary in summaries:
-        out.add_row(*row(summary, task.metric))
+        out.add_row(*row(summary, task.metric, whole))
     return out
 
 
-def row(summary: Summary, metric: Measure) -> tuple[str, ...]:
-    """A variant as the tables show it, column by column."""
+def row(summary: Summary, metric: Measure, whole: bool = False) -> tuple[str, ...]:
+    """A variant, or a whole network, as the tables show it, column by column."""
     form = f".{digits_of(metric)}f"
     mean = _number(summary.mean, form) if summary.mean is not None else "failed" if summary.errors else NONE
     memory = None if summary.step_memory is None else summary.step_memory / 1e6
     share = None if summary.negative_share is None else 100 * summary.negative_share
+    size = summary.variant, mean, _number(summary.spread, form), _count(summary.parameters)
+    cost = _number(summary.per_second, ",.0f"), _number(memory, ",.1f")
+    if whole:
+        return *size, _number(None if summary.macs is None else summary.macs / 1e9, ".3f"), *cost
     return (
-        summary.variant,
-        mean,
-        _number(summary.spread, form),
-        _count(summary.parameters),
-        _number(summary.per_second, ",.0f"),
-        _number(memory, ",.1f"),
+        *size,
+        *cost,
         _number(summary.norm_correlation, "+.2f"),
         _number(share, ".1f"),
         _number(summary.row_sum_error, ".1e"),
@@ -238,12 +243,17 @@ def _number(value: float | None, form: str) -> str:
     return NONE if value is None else format(value, form)
 
 
-def legend(task: Task[Any, Any]) -> str:
+def legend(task: Task[Any, Any], whole: bool = False) -> str:
     """What the columns are."""
-    return (
+    told = (
         f"{task.metric.title}: mean over seeds, on the test set after the last step; spread: standard deviation over "
         f"seeds. {task.unit}/s: training, the fastest epoch. memory: what the tensors of one training step take at "
-        "most. entropy/norm: rank correlation of a row's entropy and its query's norm, below zero if louder queries "
+        "most. "
+    )
+    if whole:
+        return f"{told}GMACs: multiply-adds for one sample as it is trained on, in billions."
+    return (
+        f"{told}entropy/norm: rank correlation of a row's entropy and its query's norm, below zero if louder queries "
         "look more sharply. below zero: share of the weights. row sum error: the largest distance of a row's sum from "
         "one."
     )

@@ -419,6 +419,18 @@ class Task(ABC, Generic[D, S]):
         """The recipe of `affinear compare`; the network's own unless a task knows better."""
         return self.preset(model, None)
 
+    def trial_of(self, models: Sequence[str], data: D) -> Setup:
+        """The one recipe of `affinear compare` for several networks; that of the first unless a task knows better."""
+        return self.trial(models[0], data)
+
+    def macs(self, job: Job[S]) -> int | None:
+        """Multiply-adds of a settled job's network for one sample, found without memory; None if nobody counts them.
+
+        Raises:
+            ValueError: If the network does not take such a sample.
+        """
+        return None
+
     def inspect(self, trained: Trained[D, S], data: D) -> Attention:
         """Numbers and maps of a trained network's attention, for the comparison; none unless a task looks."""
         return Attention()

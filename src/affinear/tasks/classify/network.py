@@ -10,7 +10,8 @@ import timm
 from torch import Tensor, nn
 
 import affinear.models  # registers its names with timm
-from affinear.models.making import MOST_NUMBERS, check_name, make, takes
+from affinear.models.catalogue import count_macs
+from affinear.models.making import MOST_NUMBERS, check_name, make, outline, takes
 
 from ...train.task import Job
 from ...train.weights import fill
@@ -18,7 +19,7 @@ from . import trunk
 from .data import Augment, Batching, Images
 from .settings import ClassifySettings
 
-__all__ = ["batching", "begin", "check_name", "create", "settle"]
+__all__ = ["batching", "begin", "check_name", "create", "macs", "settle"]
 SMALLEST = 32  # the least side that every network of ours can take, trunks apart, which take any
 _FAMILIES = affinear.models.__all__
 
@@ -33,6 +34,31 @@ def create(job: Job[ClassifySettings], *, room: int = MOST_NUMBERS) -> nn.Module
     Raises:
         ValueError: If there is no such network, or it does not know an argument.
     """
+    return make(job.model, _wanted(job), room=room)
+
+
+def macs(job: Job[ClassifySettings]) -> int | None:
+    """Multiply-adds of a settled job's network for one image, found without memory; None where that is not possible.
+
+    Raises:
+        ValueError: If the network does not take images of this size, or an argument.
+    """
+    size = job.settings.image_size
+    assert size is not None
+    network = outline(job.model, _wanted(job)).eval()
+    try:
+        return count_macs(network, (job.facts["channels"], *size))
+    except NotImplementedError:  # an operation that cannot do without numbers
+        return None
+    except (ValueError, RuntimeError, AssertionError) as error:
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"model: {job.model} does not take images of {' x '.join(map(str, size))} pixels ({said}); set image_size"
+        ) from None
+
+
+def _wanted(job: Job[ClassifySettings]) -> dict[str, Any]:
+    """What the network of a settled job is made with."""
     known = takes(job.model)
     wanted: dict[str, Any] = {"num_classes": len(job.facts["class_names"]), "in_chans": job.facts["channels"]}
     if "img_size" in known:
@@ -41,7 +67,7 @@ def create(job: Job[ClassifySettings], *, room: int = MOST_NUMBERS) -> nn.Module
         if "drop_path_rate" not in known:
             raise ValueError(f"model_args: {job.model} takes no 'drop_path_rate'; set the recipe's drop_path to 0")
         wanted["drop_path_rate"] = job.settings.drop_path
-    return make(job.model, wanted | dict(job.model_args), room=room)
+    return wanted | dict(job.model_args)
 
 
 def begin(network: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:

@@ -214,6 +214,14 @@ class Classify(Task[Images, ClassifySettings]):
         """What `affinear compare` trains with: decided here, so that it is the same on every machine."""
         return trial.setup(self, model, data)
 
+    def trial_of(self, models: Sequence[str], data: Images) -> Setup:
+        """The same for several networks, which then see the same pixels."""
+        return trial.setup_of(self, models, data)
+
+    def macs(self, job: Job[ClassifySettings]) -> int | None:
+        """Multiply-adds for one image of the job's size."""
+        return networks.macs(job)
+
     def inspect(self, trained: Trained[Images, ClassifySettings], data: Images) -> Attention:
         """Numbers and maps of the trained network's attention on test images."""
         return trial.look(trained, data)

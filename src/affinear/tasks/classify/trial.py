@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from PIL import Image
 
 from ...lens.glance import Attention, glance
 from ...train.recipe import Recipe
-from ...train.task import Setup, Task, Trained
+from ...train.task import Job, Setup, Task, Trained
 from ..images.batching import as_tensor
 from ..images.reading import CorruptImage
 from . import network as networks
@@ -23,6 +23,7 @@ from .variants import ROTARY, NormedQueries, variant
 
 MICRO, CIFAR = "affinear_trunk_micro", "affinear_trunk_cifar"
 LARGEST = 64  # pixels; larger images are made smaller for a trunk
+SIDE = 32  # whole networks see images whose sides are multiples of it: every stride, window and cluster can have them
 WATCHED = 64  # test images that the numbers of attention are taken of
 SHOWN = 4  # test images that maps are drawn of
 
@@ -69,6 +70,17 @@ def setup(task: Task[Any, Any], model: str, images: Images) -> Setup:
     shown = {"image_size": images.size if small else (32, 32)}
     found = Setup(task, Recipe(), ClassifySettings()).changed(**TRUNK_RECIPES[model], **shown, **here)
     return found.changed(batch_size=min(found.recipe.batch_size, len(images.train)))
+
+
+def setup_of(task: Task[Any, Any], models: Sequence[str], images: Images) -> Setup:
+    """One recipe for several networks: what each would decide about images for itself, the first decides for all."""
+    found = setup(task, models[0], images)
+    first = networks.settle(Job(models[0], {}, found.recipe, found.settings), images).settings  # pyright: ignore[reportArgumentType]
+    assert first.image_size is not None
+    size = tuple(-(-side // SIDE) * SIDE for side in first.image_size)
+    return found.changed(
+        image_size=size, mean=first.mean, std=first.std, interpolation=first.interpolation, crop_pct=first.crop_pct
+    )
 
 
 def look(trained: Trained[Images, ClassifySettings], images: Images) -> Attention:
