@@ -1,0 +1,51 @@
+"""Classification, as small as it goes, for the contract of tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+MODEL = "mavit_tiny"  # has batch norms, whose statistics have to come back too
+MODEL_ARGS: dict[str, Any] = {
+    "embed_dims": (8, 8, 8, 8),
+    "depths": (1, 1, 1, 1),
+    "num_heads": (1, 1, 1, 1),
+    "projection": 8,
+}
+CHANGES: dict[str, Any] = {
+    "batch_size": 4,
+    "image_size": (32, 32),
+    "mixup": 0.5,
+    "drop_path": 0.2,
+    "ema_decay": 0.9,
+    "augment": "timm",
+    "reprob": 0.5,
+}
+
+
+def data(folder: Path) -> str:
+    """Write a data set, and say what `--data` takes."""
+    draw = np.random.default_rng()
+    for half, count in (("train", 5), ("val", 3)):
+        for name in ("猫", "dog"):
+            (folder / half / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = draw.integers(0, 256, (36, 40, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / half / name / f"{number}.png")
+    return str(folder)
+
+
+def wrong(folder: Path) -> str:
+    """Write what is no data set, and say what `--data` would take."""
+    (folder / "notes.txt").write_text("no images here")
+    return str(folder)
+
+
+def sources(folder: Path) -> tuple[list[str], list[str]]:
+    """What predictions are asked about: what can be answered, and what cannot."""
+    Image.new("RGB", (30, 50), "red").save(folder / "red.png")
+    (folder / "broken.png").write_bytes(b"\x89PNG and then nothing")
+    return [str(folder / "red.png")], [str(folder / "broken.png"), str(folder / "absent.png")]
