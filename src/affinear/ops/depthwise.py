@@ -52,7 +52,8 @@ def depthwise(
         torch.Size([2, 5, 7, 8])
     """
     _check(x, weight, bias, added, gate, backend)
-    reason = "expected CUDA tensors" if backend == "torch" else _why_not(x, weight)
+    plain = backend == "torch" or (backend == "auto" and not x.is_cuda)  # also where Triton could interpret the kernels
+    reason = "expected CUDA tensors" if plain else _why_not(x, weight)
     if backend == "triton" and reason is not None:
         raise ValueError(f"backend: {reason}; pass backend='torch'")
     if reason is None:
