@@ -8,13 +8,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-MODEL = "mavit_tiny"  # has batch norms, whose statistics have to come back too
-MODEL_ARGS: dict[str, Any] = {
-    "embed_dims": (8, 8, 8, 8),
-    "depths": (1, 1, 1, 1),
-    "num_heads": (1, 1, 1, 1),
-    "projection": 8,
-}
+MODEL = "inline_deit_tiny"
+MODEL_ARGS: dict[str, Any] = {"depth": 2, "embed_dim": 16, "num_heads": 2, "patch_size": 8}
 CHANGES: dict[str, Any] = {
     "batch_size": 4,
     "image_size": (32, 32),
@@ -24,6 +19,7 @@ CHANGES: dict[str, Any] = {
     "augment": "timm",
     "reprob": 0.5,
 }
+WITHOUT_CHANCE: dict[str, Any] = {"mixup": 0.0, "cutmix": 0.0, "drop_path": 0.0}
 
 
 def data(folder: Path) -> str:
