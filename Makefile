@@ -16,13 +16,13 @@ OLDEST := .venv/triton-$(OLDEST_TRITON)
 # Wheels are installed uncompiled, which halves the set-up; Python then has to be free to keep what it compiles.
 unexport PYTHONDONTWRITEBYTECODE
 # Two test workers share the cores, and nothing may be fetched while testing.
-test: export OMP_NUM_THREADS = 1
-test: export HF_HUB_OFFLINE = 1
+test test-all: export OMP_NUM_THREADS = 1
+test test-all: export HF_HUB_OFFLINE = 1
 # The theme otherwise greets every build with a notice about another program's plans.
 docs: export NO_MKDOCS_2_WARNING = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu lint format bench bench-gpu docs clean
+.PHONY: help demo test test-all test-gpu lint format bench bench-gpu docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,7 +31,10 @@ demo: $(READY) ## train one small network per attention on real digits and compa
 	$(BIN)/affinear compare $(ARGS)
 
 test: lint $(OLDEST)/.ready ## lint, check types, run every test (ARGS="-k state" picks some)
-	$(BIN)/python -m pytest -n 2 --ignore=tests/gpu $(ARGS)
+	$(BIN)/python -m pytest -n 2 --ignore=tests/gpu --ignore=tests/fuzz $(ARGS)
+
+test-all: test ## run every test, and then the fuzz loops, which print their counts (ARGS="-k images")
+	$(BIN)/python -m pytest -n 2 tests/fuzz $(ARGS)
 
 test-gpu: ## test on a GPU, under the Python that has its torch (ARGS="--report FILE.json")
 	PYTHONPATH=src $(PYTHON) scripts/gpu_tests.py $(ARGS)

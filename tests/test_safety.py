@@ -53,35 +53,41 @@ def weights(folder: Path, **changes: Any) -> Path:
     return path
 
 
+def bomb_in(path: Path, mark: Path) -> Path:
+    """A file that makes `mark` when it is unpickled.
+
+    Its first object makes torch's careful reader raise a TypeError, after which timm tries again without care.
+    """
+    tripwire = b"ccollections\nOrderedDict\n)RNb0"
+    path.write_bytes(b"\x80\x02" + tripwire + pickle.dumps(Bomb(f"touch {mark}"), 2)[2:])
+    return path
+
+
 def attacks(folder: Path) -> dict[str, dict[str, Any]]:
     """What a file may say about itself in the hope that reading it runs a command, or writes a file."""
-    bomb = folder / "bomb.pth"
-    bomb.write_bytes(pickle.dumps(Bomb(f"touch {folder / 'run'}")))
+    bomb = bomb_in(folder / "bomb.pth", folder / "run")
     trap = folder / "model"
     trap.mkdir()
-    (trap / "pytorch_model.bin").write_bytes(bomb.read_bytes())
+    bomb_in(trap / "pytorch_model.bin", folder / "run")
     config = {"architecture": MODEL, "num_classes": 2, "pretrained_cfg": {"file": str(bomb)}, "model_args": SMALL}
     (trap / "config.json").write_text(json.dumps(config))
-    elsewhere = {"url": bomb.as_uri(), "num_classes": 2, "hf_hub_id": None}
+    address = {"url": bomb.as_uri(), "hf_hub_id": None, "num_classes": 2}
+    cache = {"cache_dir": str(folder / "written")}
     return {
         "a pickle to load afterwards": {"model_args": {**SMALL, "checkpoint_path": str(bomb)}},
-        "a configuration with a pickle": {
-            "model_args": {**SMALL, "pretrained": True, "pretrained_cfg": {"file": str(bomb)}}
+        "a configuration with an address": {
+            "model_args": {**SMALL, "pretrained": True, "pretrained_cfg": address, **cache}
         },
-        "an address of a pickle": {
-            "model_args": {
-                **SMALL,
-                "pretrained": True,
-                "pretrained_cfg_overlay": elsewhere,
-                "cache_dir": str(folder / "run"),
-            }
+        "an address laid over the configuration": {
+            "model_args": {**SMALL, "pretrained": True, "pretrained_cfg_overlay": address, **cache}
         },
         "a loader of its own": {
+            "model": "vit_tiny_patch16_224",
             "model_args": {
-                **SMALL,
                 "pretrained": True,
-                "pretrained_cfg_overlay": {"file": str(bomb), "custom_load": True},
-            }
+                "pretrained_cfg_overlay": {**address, "custom_load": True},
+                **cache,
+            },
         },
         "a folder of timm's": {"model": f"local-dir:{trap}", "model_args": {"pretrained": True}},
         "a place on a hub": {"model": "hf-hub:somebody/something", "model_args": {"pretrained": True}},
@@ -105,7 +111,7 @@ def test_the_same_weights_without_the_attack_are_read(tmp_path: Path):
 def guarded(work: str, *given: Path) -> None:
     """Run Python in another process, with a guard that forbids all that reading a file has no need of."""
     code = "import sys\nfrom pathlib import Path\nfrom guarded import Guard\nguard = Guard()\n" + textwrap.dedent(work)
-    path = os.pathsep.join([str(ROOT), *sys.path])
+    path = os.pathsep.join([str(ROOT / "fuzz"), *sys.path])
     done = subprocess.run(
         [sys.executable, "-c", code + "\nassert not guard.crossed, guard.crossed", *map(str, given)],
         env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "0"},
@@ -128,8 +134,7 @@ def test_reading_weights_runs_and_opens_nothing_else(tmp_path: Path):
         folder.mkdir()
         files.append(weights(folder, **list(attacks(folder).values())[number]))
     good = weights(tmp_path)
-    bomb = tmp_path / "bomb.pth"
-    bomb.write_bytes(pickle.dumps(Bomb(f"touch {tmp_path / 'run'}")))
+    bomb = bomb_in(tmp_path / "bomb.pth", tmp_path / "run")
     torch.save({"model": {"x": torch.zeros(2)}, "args": Bomb("true")}, tmp_path / "zipped.pth")
     guarded(
         """

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import io
 import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
 import threading
+import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -277,6 +286,40 @@ def test_too_many_pixels_get_a_sentence(server: Microscope):
         assert "pixels" in answer["error"]
 
 
+def test_turned_photographs_stand_upright():
+    image = Image.new("RGB", (40, 20), "black")
+    image.paste("white", (0, 0, 20, 20))  # the left half, which the camera held as the lower one
+    exif = Image.Exif()
+    exif[pictures.ORIENTATION] = 8
+    found = pictures.read(file(image, "PNG", exif=exif)).pixels.double().mean((1, 2))
+    assert found[:200].max() < 5
+    assert found[-200:].min() > 250
+
+
+def test_images_are_decoded_one_at_a_time_and_in_little_memory():
+    # Noisy in no pixel, so that the file is small: what an attacker would send.
+    content = file(Image.new("RGBA", (8000, 4000)), optimize=False)
+    assert len(content) < 400_000
+    code = """
+        import resource, sys, threading
+        from pathlib import Path
+        from affinear.lens.microscope import pictures
+        content = Path(sys.argv[1]).read_bytes()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        threads = [threading.Thread(target=pictures.read, args=(content,)) for _ in range(4)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "image.png")
+        path.write_bytes(content)
+        command = [sys.executable, "-c", textwrap.dedent(code), str(path)]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        kilobytes = int(subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout)
+    assert kilobytes < 700_000  # one of them has 128 MB
+
+
 def test_uploads_over_the_limit_get_a_sentence(server: Microscope):
     status, answer = upload(server, bytes(MOST_BYTES + 1))
     assert status == 413
@@ -318,6 +361,42 @@ def test_a_wrong_question_gets_a_sentence(server: Microscope, what: str, asked: 
     status, _, content = ask(server, f"/api/{what}?{urlencode({'image': 'flower', **asked})}")
     assert status in (400, 404)
     assert words in json.loads(content)["error"]
+
+
+def test_a_question_of_many_fields_is_refused(server: Microscope):
+    status, _, content = ask(server, "/api/rows?" + "&".join(f"a{number}=1" for number in range(100)))
+    assert status == 400
+    assert "more than 20 fields" in json.loads(content)["error"]
+
+
+def test_a_client_that_drips_its_question_is_cut_off(server: Microscope, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(server_module, "SECONDS", 0.5)
+    for path in ("GET /", "POST /api/image HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 99\r\n"):
+        with socket.create_connection(server.server_address[:2], timeout=20) as client:  # pyright: ignore[reportArgumentType]
+            client.sendall(path.encode())
+            began = time.monotonic()
+            with contextlib.suppress(ConnectionError):
+                while time.monotonic() - began < 15:
+                    client.sendall(b"a")
+                    client.settimeout(0.1)
+                    with contextlib.suppress(TimeoutError):
+                        if not client.recv(1):
+                            break
+            assert time.monotonic() - began < 15
+    assert get(server, "rows", patch=0)
+
+
+def test_who_comes_when_too_many_are_there_is_turned_away(server: Microscope, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(server_module, "MOST_OPEN", 2)
+    address: Any = server.server_address[:2]
+    with contextlib.ExitStack() as held:
+        clients = [held.enter_context(socket.create_connection(address, timeout=20)) for _ in range(3)]
+        assert clients[2].recv(1) == b""
+
+
+def test_an_empty_host_has_an_address_that_exists():
+    with Microscope("", 0, Desk(Album({}))) as server:
+        assert server.address.startswith("http://127.0.0.1:")
 
 
 def test_layers_that_are_too_fine_are_not_drawn():

@@ -71,7 +71,7 @@ def test_a_network_is_what_timm_makes_with_the_same_arguments():
         ({"depth": [[[[1]]]]}, "depth: expected a list of at most 64, 3 deep"),
         ({"depth": [1] * 65}, "depth: expected a list of at most 64, 3 deep"),
         ({"num_heads": 0}, "inline_deit_tiny cannot be made with num_heads=0"),
-        ({"num_heads": -1}, "num_heads"),
+        ({"num_heads": -1}, "num_heads: expected a number of at least 0, got -1"),
         ({"depth": [1, 2]}, r"inline_deit_tiny cannot be made with depth=\(1, 2\)"),
         ({"embed_dim": 2**20, "num_heads": 2}, "would have .* numbers, and there is room for"),
         ({"img_size": 2**20}, "would have .* numbers, and there is room for"),

@@ -115,6 +115,16 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path):
         pass
 
 
+def test_a_link_in_its_place_leads_nowhere(tmp_path: Path):
+    (tmp_path / "precious").write_text("kept")
+    for target in ("precious", "nothing/at/all"):
+        (tmp_path / OWNER).symlink_to(tmp_path / target)
+        with pytest.raises(SaveError, match="cannot be written to"), owned(tmp_path):
+            pass
+        (tmp_path / OWNER).unlink()
+    assert (tmp_path / "precious").read_text() == "kept"
+
+
 def test_on_a_disk_without_locks_a_living_process_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def lockless(*given: Any) -> None:
         raise OSError(errno.ENOLCK, "No locks available")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from affinear.lens.budget import check_size
 from affinear.lens.watching import LayerReport, Watched
 
 if TYPE_CHECKING:
@@ -219,6 +220,7 @@ def _read(path: Path) -> Image.Image:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of large images and odd metadata; what PIL refuses it still refuses
         with Image.open(path) as image:
+            check_size(*image.size)
             if image.mode.startswith("I;16"):
                 return image.point(lambda value: value / 256).convert("L").convert("RGB")
             # By way of RGBA, as PIL asks for palettes whose colours are transparent.

@@ -160,7 +160,15 @@ def _check_kind(name: str, value: Any, default: Any) -> None:
             wrong = not isinstance(value, fitting) or (isinstance(value, bool) and kind is not bool)
             if wrong and value is not None:
                 raise ValueError(f"model_args: {name}: expected {expected}, got {short(value)}")
+            if isinstance(default, (int, float)) and default >= 0 and _least(value) < 0:
+                raise ValueError(f"model_args: {name}: expected a number of at least 0, got {short(value)}")
             return
+
+
+def _least(value: Any) -> float:
+    if isinstance(value, (list, tuple)):
+        return min((_least(item) for item in cast("Sequence[Any]", value)), default=0.0)
+    return value if isinstance(value, (int, float)) else 0.0
 
 
 def _made(model: str, given: Mapping[str, Any], on: str | None = None) -> nn.Module:

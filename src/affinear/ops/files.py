@@ -63,12 +63,13 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Mechanism]:
             raise ValueError(f"it is a {told['format']}")
         tensors = {name: _tensor(entry, raw, end) for name, entry in header.items()}
         _check_shapes(tensors)
+        name = str(told["mechanism"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"path: expected a file that State.save wrote, got {path} ({error})") from error
-    known = mechanisms().get(told["mechanism"])
+    known = mechanisms().get(name)
     if known is None:
         raise ValueError(
-            f"path: expected a state of a registered mechanism, got {told['mechanism']!r} in {path}; "
+            f"path: expected a state of a registered mechanism, got {name!r} in {path}; "
             "call affinear.register before loading it"
         )
     return tensors, known

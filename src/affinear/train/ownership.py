@@ -17,6 +17,7 @@ from typing import Any, cast
 from .faults import OtherRun, SaveError
 
 OWNER = ".owner.json"
+NO_LINKS = getattr(os, "O_NOFOLLOW", 0)  # or a folder of somebody else's could have another file overwritten
 TAKEN = (errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK)
 # What disks say that have no locks; then what the file says has to do.
 LOCKLESS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
@@ -48,7 +49,6 @@ def owned(folder: Path) -> Generator[None]:
     path = folder / OWNER
     made = not folder.exists()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         handle = _taken(path)
     except OSError as error:
         said = error.strerror or str(error)
@@ -66,7 +66,11 @@ def owned(folder: Path) -> Generator[None]:
 
 def _taken(path: Path) -> int:
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        path.parent.mkdir(parents=True, exist_ok=True)  # again, where its owner has just left and removed it
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | NO_LINKS, 0o644)
+        except FileNotFoundError:
+            continue
         try:
             _lock(handle, path)
             if _is_still(handle, path):

@@ -1,5 +1,6 @@
 """Folders of images."""
 
+import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from PIL import Image
 
 from affinear.tasks.classify.data import Images, open_data
+from affinear.tasks.images.reading import CorruptImage, open_image
 
 
 def fill(folder: Path, names: list[str]) -> None:
@@ -101,4 +103,38 @@ def test_a_training_half_alone_is_told_what_to_do(tmp_path: Path):
     with pytest.raises(
         ValueError, match=rf"Found: train/; to hold out one image in 10 for testing, give {tmp_path}/train"
     ):
+        open_data(str(tmp_path))
+
+
+def test_a_pipe_is_no_image_and_hangs_nothing(tmp_path: Path):
+    halves(tmp_path)
+    os.mkfifo(tmp_path / "train/cat/pipe.png")
+    assert len(open_data(str(tmp_path)).train) == 6
+    with pytest.raises(CorruptImage, match="not a regular file"):
+        open_image(tmp_path / "train/cat/pipe.png")
+
+
+def test_links_that_lead_back_are_named(tmp_path: Path):
+    halves(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / "train/cat" / name).symlink_to(".")
+    with pytest.raises(ValueError, match=r"train/cat/a: a link that leads back to .*train/cat, which it is in; remove"):
+        open_data(str(tmp_path))
+
+
+def test_each_real_file_counts_once(tmp_path: Path):
+    halves(tmp_path)
+    (tmp_path / "more").mkdir()
+    fill(tmp_path, ["more/x.png"])
+    (tmp_path / "train/cat/more").symlink_to(tmp_path / "more")
+    (tmp_path / "train/cat/again").symlink_to(tmp_path / "more")
+    (tmp_path / "train/cat/same.png").symlink_to(tmp_path / "train/cat/0.png")
+    (tmp_path / "train/cat/gone.png").symlink_to(tmp_path / "nothing.png")
+    assert len(open_data(str(tmp_path)).train) == 7
+
+
+def test_a_file_of_two_classes_is_named(tmp_path: Path):
+    halves(tmp_path)
+    (tmp_path / "train/dog/cats").symlink_to(tmp_path / "train/cat")
+    with pytest.raises(ValueError, match=r"dog/cats/0.png: the same file as .*cat/0.png, of another class"):
         open_data(str(tmp_path))

@@ -110,3 +110,11 @@ def test_a_page_description_under_another_name_is_not_run(tmp_path: Path):
     with pytest.raises(CorruptImage, match="not an image of a known kind"):
         open_image(tmp_path / "a.png")
     assert ".eps" not in suffixes()
+
+
+@pytest.mark.parametrize("size", [(100_000, 1), (1, 3000), (40_000, 40_000)])
+def test_images_that_would_cause_too_much_work_are_refused_by_their_header(tmp_path: Path, size: tuple[int, int]):
+    path = tmp_path / "a.ppm"
+    path.write_bytes(f"P6 {size[0]} {size[1]} 255\n".encode() + bytes(100))
+    with pytest.raises(CorruptImage, match=r"expected sides of at most 32768|exceeds limit"):
+        open_image(path)

@@ -20,9 +20,15 @@ from torch import Tensor
 from affinear.lens.microscope.refusal import Refusal
 
 SIDE = 448  # of every picture, once read
-MOST_PIXELS = 2**26  # of an image, before it is decoded: 8192 x 8192
+MOST_PIXELS = 2**25  # of an image, before it is decoded: 8192 x 4096, at most 128 MB
+AT_ONCE = 1  # images that are decoded; others wait
 MOST_KEPT = 8  # uploads
+ORIENTATION = 0x0112  # Exif's number for how the camera was held
+WITH_ALPHA = ("RGBA", "LA", "PA", "La", "RGBa")
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+
+
+_DECODING = threading.Semaphore(AT_ONCE)
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,8 @@ def read(content: bytes) -> Picture:
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
                 width, height = image.size
                 _check_size(width, height)
-                square = _square(image)
+                with _DECODING:
+                    square = _square(image)
     except Refusal:
         raise
     except Image.DecompressionBombError:
@@ -113,19 +120,20 @@ def _check_size(width: int, height: int) -> None:
 
 
 def _square(image: Image.Image) -> Image.Image:
-    """The image as RGB of 448 x 448."""
+    """The image as RGB of 448 x 448; made small first, so that whatever else happens to it takes no memory."""
     if image.format == "JPEG":
         image.draft(None, (2 * SIDE, 2 * SIDE))  # a large photograph is decoded at a part of its size
     image.load()
+    turned = image.getexif().get(ORIENTATION)
     if image.mode.startswith(("I", "F")):  # 16 or 32 bits of grey: spread what is there over the 256 tones
-        image = _eight_bits(image)
-    image = ImageOps.exif_transpose(image)
-    if image.mode in ("LA", "PA", "La", "RGBa") or "transparency" in image.info:
-        image = image.convert("RGBA")
-    image = image.resize((SIDE, SIDE), Image.Resampling.BICUBIC) if image.mode == "RGBA" else image
-    if image.mode == "RGBA":
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+        small = _eight_bits(image.convert("F").resize((SIDE, SIDE), Image.Resampling.BICUBIC))
+    elif image.mode in WITH_ALPHA or "transparency" in image.info:
+        small = image.convert("RGBA").resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+        small = Image.alpha_composite(Image.new("RGBA", small.size, "white"), small)
+    else:
+        small = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+    small.getexif()[ORIENTATION] = turned or 1
+    return ImageOps.exif_transpose(small).convert("RGB")
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

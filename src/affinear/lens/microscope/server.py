@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import ipaddress
 import json
 import socket
 import sys
 import threading
+import time
 import webbrowser
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,6 +23,9 @@ from affinear.lens.microscope.desk import Desk, make_desk
 from affinear.lens.microscope.refusal import Refusal
 
 MOST_BYTES = 16 * 2**20  # of an upload
+MOST_FIELDS = 20  # of a question
+MOST_OPEN = 64  # connections
+SECONDS = 60.0  # in which a question has to be here whole, however slowly its bytes come
 MOST_SKIPPED = 4 * MOST_BYTES  # of one that is too large, read and thrown away so that the answer arrives
 
 STATIC = Path(__file__).parent / "static"
@@ -62,13 +67,17 @@ class Microscope(ThreadingHTTPServer):
     @property
     def address(self) -> str:
         """Where a browser on this machine finds the page."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
+        host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
         return f"http://{f'[{host}]' if ':' in host and '[' not in host else host}:{self.server_address[1]}/"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread, and remember the connection."""
+        """Answer in a thread, and remember the connection; who comes when too many are there is turned away."""
         with self._lock:
+            full = len(self._open) >= MOST_OPEN
             self._open.add(request)
+        if full:
+            self.shutdown_request(request)
+            return
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
@@ -92,13 +101,49 @@ class Microscope(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
+class _Hurried(io.RawIOBase):
+    """The incoming half of a connection, on which a question has to be whole in time: a dripping client is cut off."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self.begin()
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def begin(self) -> None:
+        """The time for the next question begins now."""
+        self._until = time.monotonic() + SECONDS
+
+    def readinto(self, buffer: Any) -> int:
+        """Take what has come, or wait for more until the time is over."""
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the question took too long")
+        self._connection.settimeout(left)
+        return self._connection.recv_into(buffer)
+
+
 class Handler(BaseHTTPRequestHandler):
     """One connection: checks who asks, finds the answer, and turns every refusal into a sentence."""
 
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "affinear", ""
-    timeout = 60.0
+    timeout = SECONDS
     disable_nagle_algorithm = True  # an answer is sent in two pieces, and the second need not wait
+
+    def setup(self) -> None:
+        """Hear the connection with a limit of time for each question."""
+        super().setup()
+        self.rfile.close()
+        self._heard = _Hurried(self.connection)
+        self.rfile = io.BufferedReader(self._heard)
+
+    def handle_one_request(self) -> None:
+        """Hear and answer a question."""
+        self._heard.begin()
+        super().handle_one_request()
 
     @property
     def desk(self) -> Desk:
@@ -130,7 +175,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _get(self) -> None:
         url = urlsplit(self.path)
-        asked = dict(parse_qsl(url.query, max_num_fields=20))
+        asked = _fields(url.query)
         questions = {"/api/layers": self.desk.layers, "/api/rows": self.desk.rows, "/api/curves": self.desk.curves}
         if url.path in FILES:
             name, kind = FILES[url.path]
@@ -185,6 +230,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send(content, "application/json", status)
 
     def _send(self, content: bytes, kind: str, status: int = 200) -> None:
+        self.connection.settimeout(SECONDS)
         self.send_response(HTTPStatus(status))
         headers = {**HEADERS, "Content-Type": kind, "Content-Length": str(len(content))}
         if self.close_connection:
@@ -193,6 +239,13 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
+
+
+def _fields(query: str) -> dict[str, str]:
+    try:
+        return dict(parse_qsl(query, max_num_fields=MOST_FIELDS))
+    except ValueError:
+        raise Refusal(f"The question has more than {MOST_FIELDS} fields; ask as the page does.") from None
 
 
 def check_host(header: str, bound: str) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from ..images.reading import open_image, suffixes
+from ..images.finding import Identity, image_files
+from ..images.reading import open_image
 from .images import Digest, Images
 
 TRAIN = "train"
@@ -84,7 +85,7 @@ def read_halves(folder: Path, train: Path, test: Path) -> Images:
     """
     classes = _classes(train)
     _same_classes(classes, _classes(test), train, test)
-    learnt, tested = (_source(classes, [_files(half / name) for name in classes]) for half in (train, test))
+    learnt, tested = (_source(classes, _files(half, classes)) for half in (train, test))
     _none_empty(train, classes, learnt.labels)
     if not len(tested):
         raise ValueError(f"{test}: expected images in its class folders, found none; {_known()}")
@@ -101,7 +102,7 @@ def read_classes(folder: Path) -> Images | None:
         ValueError: If a class has fewer than two images.
     """
     classes = _classes(folder)
-    files = [_files(folder / name) for name in classes]
+    files = _files(folder, classes)
     if not any(files):
         return None
     poor = [name for name, found in zip(classes, files, strict=True) if len(found) < 2]
@@ -130,13 +131,16 @@ def _classes(folder: Path) -> list[str]:
     return sorted((one.name for one in folder.iterdir() if one.is_dir() and one.name[0] != "."), key=natural)
 
 
-def _files(folder: Path) -> list[str]:
-    """All images under a folder, however deep; hidden files and folders do not count."""
-    found: list[str] = []
-    for base, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if name[0] != "."]
-        found += [os.path.join(base, one) for one in files if one[0] != "." and Path(one).suffix.lower() in suffixes()]
-    return sorted(found, key=natural)
+def _files(folder: Path, classes: Sequence[str]) -> list[list[str]]:
+    """All images of each class, however deep; hidden files and folders do not count."""
+    found = [image_files(folder / name) for name in classes]
+    owner: dict[Identity, tuple[int, str]] = {}
+    for label, files in enumerate(found):
+        for file in files:
+            first, path = owner.setdefault(file.identity, (label, file.path))
+            if first != label:
+                raise ValueError(f"{file.path}: the same file as {path}, of another class; keep one of them")
+    return [sorted((file.path for file in files), key=natural) for files in found]
 
 
 def _source(classes: Sequence[str], files: Sequence[Sequence[str]]) -> FileSource:

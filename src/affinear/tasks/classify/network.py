@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import affinear.models  # registers its names with timm
 from affinear.models.catalogue import count_macs
-from affinear.models.making import MOST_NUMBERS, check_name, make, outline, takes
+from affinear.models.making import MOST_NUMBERS, check, check_name, make, outline, short, takes
 
 from ...train.task import Job
 from ...train.weights import fill
@@ -82,6 +82,7 @@ def begin(network: nn.Module, tensors: Mapping[str, Tensor], source: str) -> Non
 
 def settle(job: Job[ClassifySettings], images: Images) -> Job[ClassifySettings]:
     """The job with nothing left open: what data and network decide is decided."""
+    check(job.model, job.model_args)
     config = _config(job.model)
     channels = channels_of(job.model_args, images)
     smallest = 1 if job.model in trunk.SIZES else SMALLEST
@@ -101,7 +102,10 @@ def settle(job: Job[ClassifySettings], images: Images) -> Job[ClassifySettings]:
 
 def channels_of(model_args: Mapping[str, Any], images: Images) -> int:
     """Channels that the network takes: those of the images, unless it is told otherwise."""
-    return int(model_args.get("in_chans", images.channels))
+    found = model_args.get("in_chans", images.channels)
+    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        raise ValueError(f"model_args: in_chans: expected 1 (grey) or 3 (colour), got {short(found)}")
+    return found
 
 
 def batching(job: Job[ClassifySettings]) -> Batching:
@@ -151,7 +155,10 @@ def _config(model: str) -> dict[str, Any]:
 def _size(model_args: Mapping[str, Any], images: Images, config: Mapping[str, Any], smallest: int) -> tuple[int, int]:
     given = model_args.get("img_size")
     if given is not None:
-        return (given, given) if isinstance(given, int) else tuple(given)
+        sides = (given, given) if isinstance(given, int) else tuple(given) if isinstance(given, (list, tuple)) else ()
+        if len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides):
+            raise ValueError(f"model_args: img_size: expected a side, or height and width, got {short(given)}")
+        return sides
     if images.size is not None:
         return max(smallest, images.size[0]), max(smallest, images.size[1])
     return tuple(config["input_size"][1:])

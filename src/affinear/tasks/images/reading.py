@@ -10,6 +10,8 @@ from typing import IO
 import numpy as np
 from PIL import Image, ImageOps
 
+from ...lens.budget import check_size
+
 # Formats that are no pictures, need another program, or hand the file to one.
 NOT_READ = frozenset({"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"})
 # Tried before all others: some of those read on before they find that a file is not theirs.
@@ -73,7 +75,10 @@ def decode(file: str | Path | IO[bytes], name: str) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's remarks about metadata that nobody needs here
+            if isinstance(file, (str, Path)) and not Path(file).is_file():
+                raise OSError("not a regular file" if Path(file).exists() else "no such file")
             with Image.open(file, formats=formats()) as image:
+                check_size(*image.size)
                 image.load()
                 ImageOps.exif_transpose(image, in_place=True)
                 return as_rgb(image)
