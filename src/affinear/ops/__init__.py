@@ -2,11 +2,13 @@
 
 from .attention import attend, attention, summarize, weights
 from .depthwise import depthwise
-from .mechanisms import Mechanism, find, mechanisms, register
+from .mechanisms import Mechanism, find, mechanisms, reciprocal, register
 from .rotary import rotary_1d, rotary_2d
 from .state import State
+from .validation import LayoutWarning
 
 __all__ = [
+    "LayoutWarning",
     "Mechanism",
     "State",
     "attend",
@@ -14,6 +16,7 @@ __all__ = [
     "depthwise",
     "find",
     "mechanisms",
+    "reciprocal",
     "register",
     "rotary_1d",
     "rotary_2d",

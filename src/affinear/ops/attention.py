@@ -36,6 +36,7 @@ def attention(
     initial_state: State | None = ...,
     return_state: Literal[False] = ...,
     backend: str = ...,
+    layout: str | None = ...,
     mesh: Mesh | None = ...,
 ) -> Tensor: ...
 @overload
@@ -54,6 +55,7 @@ def attention(
     initial_state: State | None = ...,
     return_state: Literal[True],
     backend: str = ...,
+    layout: str | None = ...,
     mesh: Mesh | None = ...,
 ) -> tuple[Tensor, State]: ...
 def attention(
@@ -71,6 +73,7 @@ def attention(
     initial_state: State | None = None,
     return_state: bool = False,
     backend: str = "auto",
+    layout: str | None = None,
     mesh: Mesh | None = None,
 ) -> Tensor | tuple[Tensor, State]:
     """Attention of queries over keys and values, in time and memory linear in the number of tokens.
@@ -94,6 +97,9 @@ def attention(
         return_state: Whether to return the state of all keys, the initial ones included.
         backend: "triton" (linear, fused, for CUDA), "torch" (linear), "reference" (quadratic, the definitions) or
             "auto", which is "triton" for CUDA tensors that it can serve and "torch" for all others.
+        layout: "bnhd", tokens before heads, as in the shapes here, or "bhnd", heads before tokens, as torch's own
+            attention has queries, keys, values and answers. None is "bnhd", with a `LayoutWarning` where the tokens
+            look like the other.
         mesh: A `DeviceMesh` of one dimension, or a process group, whose ranks each hold some of the tokens, in order:
             any number, even none. Tensors are then this rank's own, but for `cu_seqlens`, which run through all ranks'
             tokens, and states, which are of all ranks' keys. DTensors bring their mesh along. See the guide.
@@ -118,13 +124,15 @@ def attention(
     """
     rule = find(mechanism)
     check.check_backend(backend)
+    turned = check.check_layout(layout, query=query, key=key)
+    query, key, value = (_tokens_first(x, turned) for x in (query, key, value))
     if mesh is not None or any(map(_is_distributed, (query, key, value))):
         from .distributed import attention as over_mesh
 
         call = over_mesh.Call(
             rule, scale, causal, key_mask, cu_seqlens_q, cu_seqlens_k, rotary, initial_state, return_state, backend
         )
-        return over_mesh.attention(query, key, value, call, mesh)
+        return _as_asked(over_mesh.attention(query, key, value, call, mesh), turned)
     check.check_keys_and_values(key, value)
     _check_scores(query, key, scale, causal, key_mask, cu_seqlens_q, cu_seqlens_k, rotary)
     if initial_state is not None or return_state:
@@ -155,7 +163,7 @@ def attention(
 
     out, state = exactly(run, query, query, key, value, rotary, initial_state, anew=_is_plain(engine, rule))
     out = out if out.dtype == query.dtype else out.to(query.dtype)
-    return out if state is None else (out, state)
+    return _as_asked(out if state is None else (out, state), turned)
 
 
 def summarize(
@@ -167,6 +175,7 @@ def summarize(
     cu_seqlens_k: Tensor | None = None,
     rotary: Rotary | None = None,
     backend: str = "auto",
+    layout: str | None = None,
     mesh: Mesh | None = None,
 ) -> State:
     """The state of keys and values: all that any query will ever need to know about them.
@@ -180,6 +189,7 @@ def summarize(
         rotary: Cosines and sines of the keys' positions, each (M, D) or (M, H, D). The two channels of a pair have the
             same angle.
         backend: "auto", "triton" (linear, fused, for CUDA), "torch" (linear) or "reference" (the definitions).
+        layout: "bnhd", tokens before heads, or "bhnd", heads before tokens; see `attention`.
         mesh: A `DeviceMesh` of one dimension, or a process group, as in `attention`: the state is then that of all
             ranks' keys, on every rank.
 
@@ -197,6 +207,8 @@ def summarize(
         torch.Size([1, 4, 32, 32])
     """
     rule = find(mechanism)
+    turned = check.check_layout(layout, key=key)
+    key, value = _tokens_first(key, turned), _tokens_first(value, turned)
     check.check_backend(backend)
     check.check_has_state(rule)
     if mesh is not None or _is_distributed(key):
@@ -232,6 +244,7 @@ def attend(
     cu_seqlens_q: Tensor | None = None,
     rotary: Rotary | None = None,
     backend: str = "auto",
+    layout: str | None = None,
 ) -> Tensor:
     """Answers of a state to queries; ask it as often as you like.
 
@@ -243,6 +256,7 @@ def attend(
         rotary: Cosines and sines of the queries' positions, each (N, D) or (N, H, D). The two channels of a pair have
             the same angle. Given exactly if the state was made with them.
         backend: "auto", "triton" (linear, fused, for CUDA), "torch" (linear) or "reference" (the definitions).
+        layout: "bnhd", tokens before heads, or "bhnd", heads before tokens; see `attention`.
 
     Returns:
         The answers, (B, N, H, E) in the dtype of the query. A state of no keys answers zeros.
@@ -258,6 +272,8 @@ def attend(
         True
     """
     check.check_backend(backend)
+    turned = check.check_layout(layout, query=query)
+    query = _tokens_first(query, turned)
     check.check_tokens("query", query)
     check.check_scale(scale)
     check.check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, "query", query)
@@ -275,7 +291,8 @@ def attend(
 
     chosen = _scale(scale, state.mechanism, query)
     out = exactly(run, query, query, state, rotary, anew=_is_plain(engine, state.mechanism))
-    return out.to(query.dtype)
+    out = out.to(query.dtype)
+    return out.transpose(1, 2) if turned else out
 
 
 def weights(
@@ -290,6 +307,7 @@ def weights(
     cu_seqlens_k: Tensor | None = None,
     rotary: Rotary | None = None,
     rows: Tensor | None = None,
+    layout: str | None = None,
 ) -> Tensor:
     """The explicit weight of every key for every query, from the definition of each paper. For looking, not for speed.
 
@@ -306,6 +324,7 @@ def weights(
         cu_seqlens_k: The same for keys. Both or neither.
         rotary: Cosines and sines, each (N, D) or (N, H, D). Needs N = M.
         rows: (R,), int64. Which queries to look at, so that no more than R x M weights are made; all if None.
+        layout: "bnhd", tokens before heads, or "bhnd", heads before tokens; see `attention`.
 
     Returns:
         The weights, (B, H, N, M) or (B, H, R, M) in the dtype of the query, zero where a query does not see a key.
@@ -321,6 +340,8 @@ def weights(
         True
     """
     rule = find(mechanism)
+    turned = check.check_layout(layout, query=query, key=key)
+    query, key = _tokens_first(query, turned), _tokens_first(key, turned)
     check.check_tokens("key", key)
     _check_scores(query, key, scale, causal, key_mask, cu_seqlens_q, cu_seqlens_k, rotary)
     if rows is not None:
@@ -338,6 +359,18 @@ def _is_distributed(x: object) -> bool:
     """Whether it is a DTensor: nobody has made one where their module was never loaded."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(x, module.DTensor)
+
+
+def _tokens_first(x: Tensor, turned: bool) -> Tensor:
+    """Tokens before heads; what is no four-dimensional tensor is left for the checks to complain of."""
+    return x.transpose(1, 2) if turned and isinstance(x, Tensor) and x.ndim == 4 else x  # pyright: ignore[reportUnnecessaryIsInstance]
+
+
+def _as_asked(answers: Tensor | tuple[Tensor, State], turned: bool) -> Tensor | tuple[Tensor, State]:
+    """Answers, and perhaps a state, in the layout of the tokens."""
+    if not turned:
+        return answers
+    return answers.transpose(1, 2) if isinstance(answers, Tensor) else (answers[0].transpose(1, 2), answers[1])
 
 
 def _engine(backend: str, mechanism: Mechanism, tokens: Tensor, values: int, rotary: Rotary | None):

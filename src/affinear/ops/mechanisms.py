@@ -133,7 +133,23 @@ def _largest(x: Tensor) -> Tensor:
 
 
 def reciprocal(z: Tensor) -> Tensor:
-    """Gain 1 / z of every normalised linear attention."""
+    """Gain 1 / z of every normalised linear attention, guarded: 1 / max(z, 1e-12).
+
+    The building block of gains of your own. A query whose features all vanish has z = 0, and its answer is the mean
+    value plus the gain times nothing: any finite gain will do there, an infinite one makes NaN.
+
+    Args:
+        z: How strongly queries speak, any shape.
+
+    Returns:
+        The gain, in the shape of z: finite everywhere, with no slope below the guard.
+
+    Example:
+        >>> import torch
+        >>> from affinear.ops import reciprocal
+        >>> reciprocal(torch.tensor([0.0, 0.5]))
+        tensor([1.0000e+12, 2.0000e+00])
+    """
     return 1 / z.clamp(min=GUARD)
 
 
@@ -213,8 +229,10 @@ def register(mechanism: Mechanism) -> Mechanism:
     Args:
         mechanism: A mechanism whose name is not taken.
 
+    The gain is tried at a few z: it has to be finite there, at zero too, where a query whose features vanish stands.
+
     Raises:
-        ValueError: If the name is taken by another mechanism, or what came is no mechanism.
+        ValueError: If the name is taken by another mechanism, what came is no mechanism, or its gain is not finite.
 
     Example:
         >>> import dataclasses, torch, affinear as af
@@ -229,8 +247,29 @@ def register(mechanism: Mechanism) -> Mechanism:
         raise ValueError(f"mechanism.name: expected a non-empty string, got {mechanism.name!r}; give it one")
     if _registry.get(mechanism.name, mechanism) != mechanism:
         raise ValueError(f"mechanism.name: {mechanism.name!r} is taken by another mechanism; choose a new name")
+    _check_gain(mechanism)
     _registry[mechanism.name] = mechanism
     return mechanism
+
+
+def _check_gain(mechanism: Mechanism) -> None:
+    """A gain is finite, elementwise, wherever z may be."""
+    if mechanism.gain is None:
+        return
+    tried = torch.tensor([0.0, 1e-30, 1e-6, 1.0, 1e6] + ([] if mechanism.nonnegative else [-1e-30, -1e-6, -1.0, -1e6]))
+    gain = mechanism.gain(tried.clone())
+    if not isinstance(gain, Tensor) or gain.shape != tried.shape:  # pyright: ignore[reportUnnecessaryIsInstance]
+        got = tuple(gain.shape) if isinstance(gain, Tensor) else type(gain).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(
+            f"mechanism.gain: expected a function of z to a tensor of its shape {tuple(tried.shape)}, got {got}; "
+            "compute it elementwise"
+        )
+    for z, value in zip(tried.tolist(), gain.tolist(), strict=True):
+        if not math.isfinite(value):
+            raise ValueError(
+                f"mechanism.gain: expected a finite gain of {mechanism.name!r} for every z, got {value} at z = {z:g}; "
+                "a query whose features vanish has z = 0: build on affinear.ops.reciprocal, which is guarded there"
+            )
 
 
 def mechanisms() -> Mapping[str, Mechanism]:

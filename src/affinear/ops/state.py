@@ -222,7 +222,31 @@ def outer(x: Tensor, y: Tensor) -> Tensor:
     return x[..., :, None] * y[..., None, :]
 
 
+def check_fits_together(state: State, name: str = "state") -> None:
+    """Shapes, types and devices of a state that somebody may have made by hand."""
+    shape = tuple(state.covariance.shape)
+    lead, (features, values) = shape[:-2], shape[-2:] if len(shape) >= 4 else (0, 0)
+    expected = {"count": lead, "key_mean": (*lead, features), "value_mean": (*lead, values)}
+    if state.rotated_key_mean is not None:
+        expected["rotated_key_mean"] = (*lead, features)
+    for part, wanted in expected.items():
+        x: Tensor = getattr(state, part)
+        if tuple(x.shape) != wanted or len(shape) < 4:
+            raise ValueError(
+                f"{name}: expected {part} of shape {wanted} beside a covariance (B, H, F, E) of shape {shape}, got "
+                f"{tuple(x.shape)}; let summarize make states"
+            )
+        dtype = torch.int64 if part == "count" else state.dtype
+        if x.dtype != dtype or x.device != state.device:
+            raise ValueError(
+                f"{name}: expected {part} in {dtype} on {state.device}, got {x.dtype} on {x.device}; "
+                "move the whole state with .to()"
+            )
+
+
 def _check_mergeable(a: State, b: State) -> None:
+    check_fits_together(a)
+    check_fits_together(b)
     if a.mechanism != b.mechanism:
         raise ValueError(
             f"state: expected two states of one mechanism, got {a.mechanism.name!r} and {b.mechanism.name!r}; "

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+
 import torch
 from torch import Tensor
 
 from .mechanisms import Mechanism
 from .precision import statistics_dtype
 from .rotary import Rotary, is_for_each_head
-from .state import State
+from .state import State, check_fits_together
 from .tracing import is_eager
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+MANY = 64  # heads: more than most networks have
 BACKENDS = ("auto", "reference", "torch", "triton")
 
 
@@ -19,6 +23,30 @@ def check_backend(backend: str) -> None:
     """A backend has one of four names."""
     if backend not in BACKENDS:
         raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}; 'auto' chooses for you")
+
+
+class LayoutWarning(UserWarning):
+    """Tokens look as if heads came before tokens."""
+
+
+def check_layout(layout: str | None, **tokens: Tensor) -> bool:
+    """Whether heads come before tokens. Where nobody says, and it looks so, a warning says what was assumed."""
+    if layout not in (None, "bnhd", "bhnd"):
+        raise ValueError(
+            f"layout: expected 'bnhd' (batch, tokens, heads, channels) or 'bhnd' (batch, heads, tokens, channels), "
+            f"got {layout!r}; None is 'bnhd'"
+        )
+    if layout is None and is_eager():
+        for name, x in tokens.items():
+            if isinstance(x, Tensor) and x.ndim == 4 and x.shape[1] > 1 and max(MANY, 4 * x.shape[1]) <= x.shape[2]:  # pyright: ignore[reportUnnecessaryIsInstance]
+                warnings.warn(
+                    f"{name}: shape {_shape(x)} is read as {x.shape[1]} tokens of {x.shape[2]} heads; if it is "
+                    f"{x.shape[2]} tokens of {x.shape[1]} heads, pass layout='bhnd', else layout='bnhd' to be sure",
+                    LayoutWarning,
+                    stacklevel=3,
+                )
+                break
+    return layout == "bhnd"
 
 
 def check_served(reason: str | None) -> None:
@@ -29,6 +57,11 @@ def check_served(reason: str | None) -> None:
 
 def check_rows(rows: Tensor, query: Tensor) -> None:
     """Numbers of queries are integers (R,) below N."""
+    if not isinstance(rows, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(
+            f"rows: expected numbers of queries as a tensor (R,) in int64, got {type(rows).__name__}; "
+            "pass torch.tensor([0, 5, 7]) for three of them"
+        )
     if rows.ndim != 1 or rows.dtype not in (torch.int32, torch.int64):
         raise ValueError(
             f"rows: expected numbers of queries, (R,) in int64, got {rows.dtype} in shape {_shape(rows)}; "
@@ -45,6 +78,10 @@ def check_tokens(name: str, x: Tensor) -> None:
     """Tokens are a floating-point tensor (batch, tokens, heads, width)."""
     if not isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}; convert it with torch.as_tensor")
+    if x.layout != torch.strided or x.is_nested:
+        kind = "a nested" if x.is_nested else "a sparse"
+        todo = "pack its sequences and pass cu_seqlens_q and cu_seqlens_k" if x.is_nested else "call .to_dense()"
+        raise ValueError(f"{name}: expected a dense tensor, got {kind} one; {todo}")
     if x.dtype not in DTYPES:
         raise ValueError(f"{name}: expected float16, bfloat16, float32 or float64, got {x.dtype}; cast it first")
     shape = x.shape  # asked for once: at every call, each time counts
@@ -113,8 +150,9 @@ def check_scale(scale: float | None) -> None:
         return
     if isinstance(scale, bool) or not isinstance(scale, int | float):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"scale: expected a number or None, got {type(scale).__name__}; call .item() on a tensor")
-    if not 0 < scale < float("inf"):
-        raise ValueError(f"scale: expected a positive finite number, got {scale}; None takes the mechanism's own")
+    if not 0 < scale <= sys.float_info.max:
+        got = str(scale) if len(str(scale)) < 30 else f"{str(scale)[:20]}... with {len(str(scale))} digits"
+        raise ValueError(f"scale: expected a positive finite number, got {got}; None takes the mechanism's own")
 
 
 def check_mask(key_mask: Tensor | None, key: Tensor, packed: bool) -> None:
@@ -208,6 +246,8 @@ def check_packing(
 
 def check_causal(query: Tensor, key: Tensor, causal: bool) -> None:
     """Causal attention pairs each query with a key."""
+    if not isinstance(causal, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"causal: expected True or False, got {type(causal).__name__} {causal!r}; pass a bool")
     if causal and query.shape[1] != key.shape[1]:
         raise ValueError(
             f"causal: expected as many queries as keys, got {query.shape[1]} queries and {key.shape[1]} keys; "
@@ -286,6 +326,7 @@ def check_state(
     """A state fits the tokens that meet it: mechanism, batch, dtype, device and rotary."""
     if not isinstance(state, State):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"{name}: expected an affinear.State, got {type(state).__name__}; summarize makes one")
+    check_fits_together(state, name)
     if mechanism is not None and state.mechanism != mechanism:
         raise ValueError(
             f"{name}: expected a state of {mechanism.name!r}, got one of {state.mechanism.name!r}; "
