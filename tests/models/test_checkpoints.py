@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import pickle
+import re
 import sys
 import zipfile
 from collections.abc import Callable
@@ -270,3 +271,78 @@ def test_an_archive_that_unpacks_to_more_than_it_is_is_refused(tmp_path: Path):
             packed.writestr(entry.filename, stored.read(entry), zipfile.ZIP_DEFLATED)
     with pytest.raises(ValueError, match="packed, which torch does not do"):
         checkpoints.read(tmp_path / "a.pth")
+
+
+# How each of the networks of comparison is called where it was released: ours, theirs, in this order.
+SKELETON = (
+    (r"^stem\.conv(\d)\.", lambda found: f"patch_embed.proj.{3 * int(found[1])}."),
+    (r"^stem\.norm(\d)\.", lambda found: f"patch_embed.proj.{3 * int(found[1]) + 1}."),
+    (r"^stages\.(\d)\.downsample\.conv\.", lambda found: f"layers.{int(found[1]) - 1}.downsample.reduction."),
+    (r"^stages\.(\d)\.downsample\.norm\.", lambda found: f"layers.{int(found[1]) - 1}.downsample.norm."),
+    (r"^stages\.", "layers."),
+    (r"^head\.fc\.", "head."),
+    (r"^head\.(proj|norm)\.", r"\1."),
+)
+THEIRS: dict[str, tuple[tuple[str, Any], ...]] = {
+    "rmt_tiny": (
+        *SKELETON,
+        (r"\.position1\.", ".pos.conv."),
+        (r"\.norm1\.", ".retention_layer_norm."),
+        (r"\.norm2\.", ".final_layer_norm."),
+        (r"\.attn\.position\.", ".retention.lepe.conv."),
+        (r"\.attn\.proj\.", ".retention.out_proj."),
+        (r"\.mlp\.conv\.", ".ffn.dwconv.conv."),
+        (r"\.mlp\.", ".ffn."),
+    ),
+    "secvit_tiny": (
+        *SKELETON,
+        (r"\.position1\.", ".pos."),
+        (r"\.norm(\d)\.", r".norm\1.norm."),
+        (r"\.attn\.position\.", ".attn.lepe."),
+        (r"\.attn\.proj\.", ".attn.out_proj."),
+        (r"\.mlp\.conv\.", ".ffn.dwconv."),
+        (r"\.mlp\.", ".ffn."),
+    ),
+    "mila_tiny": (
+        (r"^stem\.reduce1\.", "patch_embed.conv1."),
+        (r"^stem\.residual(\d)\.", lambda found: f"patch_embed.conv2.{int(found[1]) - 1}."),
+        (r"^stem\.reduce2\.", "patch_embed.conv3.0."),
+        (r"^stem\.proj\.", "patch_embed.conv3.1."),
+        (r"\.downsample\.conv\.", ".downsample.conv.1.conv."),
+        (r"\.downsample\.expand\.", ".downsample.conv.0.conv."),
+        (r"\.downsample\.reduce\.", ".downsample.conv.2.conv."),
+        (r"\.downsample\.norm\.", ".downsample.conv.2.norm."),
+        (r"^stages\.(\d)\.downsample\.", lambda found: f"layers.{int(found[1]) - 1}.downsample."),
+        (r"^stages\.", "layers."),
+        (r"\.position(\d)\.", r".cpe\1."),
+        (r"\.attn\.position\.", ".attn.lepe."),
+        (r"\.attn\.qkv\.", ".attn.qk."),
+        (r"\.attn\.gate\.", ".act_proj."),
+        (r"\.attn\.branch\.proj\.", ".in_proj."),
+        (r"\.attn\.branch\.conv\.", ".dwc."),
+        (r"\.attn\.proj\.", ".out_proj."),
+        (r"^head\.fc\.", "head."),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_checkpoints_of_the_networks_of_comparison_are_converted(name: str, tmp_path: Path):
+    model = timm.create_model(name, num_classes=3, in_chans=1).eval()
+    theirs: dict[str, Tensor] = {}
+    for key, tensor in model.state_dict().items():
+        for ours, other in THEIRS[name]:
+            key = re.sub(ours, other, key)
+        if name == "rmt_tiny" and ".attn.qkv." in key:
+            for stream, part in zip("qkv", tensor.chunk(3), strict=True):
+                theirs[key.replace(".attn.qkv.", f".retention.{stream}_proj.")] = part
+        else:
+            theirs[key] = tensor
+    theirs["layers.0.Relpos.angle" if name == "rmt_tiny" else "layers.0.RoPE.angle"] = torch.zeros(4)
+    if name == "mila_tiny":
+        del theirs["layers.0.RoPE.angle"]
+        theirs["layers.0.blocks.0.attn.rope.rotations"] = torch.zeros(56, 56, 32, 2)
+    torch.save({"model": theirs}, tmp_path / "theirs.pth")
+    converted = checkpoints.convert(tmp_path / "theirs.pth", name)
+    state = converted.model.state_dict()
+    assert all(torch.equal(tensor, state[key]) for key, tensor in model.state_dict().items())

@@ -34,7 +34,12 @@ def tokens_of(model: nn.Module, image: Tensor) -> list[Layer]:
 
         return hook
 
-    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, Attention)]
+    # Weighed keys are no keys that another mechanism could take, and tables of each head no one table.
+    layers = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, Attention) and not (module.parts.weighed and module.linear) and module.branch is None
+    ]
     hooks = [module.register_forward_pre_hook(catch(name), with_kwargs=True) for name, module in layers]
     try:
         with torch.no_grad():
