@@ -23,6 +23,7 @@ from urllib.parse import urlencode, urlsplit
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
 
@@ -532,3 +533,11 @@ def test_the_page_has_the_palette_of_the_figures(server: Microscope):
     shown = json.loads(script.partition("const SIGNED = ")[2].partition(";")[0])
     expected = 255 * figures.SIGNED(np.linspace(0, 1, 5))[:, :3]
     np.testing.assert_allclose(shown, expected, atol=2)
+
+
+def test_layers_that_another_mechanism_could_not_take_are_left_out():
+    ravlt, mila = (timm.create_model(f"{family}_tiny", depths=(1, 1, 1, 1)).eval() for family in ("ravlt", "mila"))
+    image = torch.randn(3, 64, 64)
+    # The first two stages of RAVLT weigh their keys; all of MILA's heads turn differently.
+    assert [layer.mechanism for layer in networks.tokens_of(ravlt, image)] == ["softmax", "softmax"]
+    assert networks.tokens_of(mila, image) == []
