@@ -11,7 +11,9 @@ from typing import Any
 from ..train.task import Task
 
 # Modules that have TASK. A task of one's own needs no entry: hand the value to `Setup`.
-MODULES: Mapping[str, str] = MappingProxyType({"classify": "affinear.tasks.classify"})
+MODULES: Mapping[str, str] = MappingProxyType(
+    {"classify": "affinear.tasks.classify", "segment": "affinear.tasks.segment"}
+)
 
 
 def names() -> tuple[str, ...]:

@@ -1,0 +1,386 @@
+"""The evidence for segmentation: CamVid from fresh weights, and what UperNet costs, on one GPU, within a given time.
+
+    PYTHONPATH=src python scripts/evidence_segment.py camvid --data camvid --output evidence --minutes 8
+    PYTHONPATH=src python scripts/evidence_segment.py alone --output evidence
+    PYTHONPATH=src python scripts/evidence_segment.py upernet --output evidence
+
+`camvid` trains every arm with every seed that is not trained yet by the small recipe, several processes at a time, all
+by the same settings, and judges them on the test photos. It writes `camvid.json` after each. When the time is over it
+stops; the same command goes on where each run was. `alone` measures each arm by itself: images per second and memory
+of a training step, parameters and multiply-adds. `upernet` does so for UperNet at 512 x 2048, two images at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from timm.optim import create_optimizer_v2
+from torch import nn
+from torch.nn import functional as F
+
+from affinear import tasks
+from affinear.models.catalogue import count_macs
+from affinear.models.heads import Segmenter
+from affinear.models.heads.parts import enlarge
+from affinear.train import Recipe, Run, train
+from affinear.train.settings import parse_size
+from affinear.train.spelling import parse
+
+LINEAR, SWIN = "mavit_tiny_linear", "swin_tiny_patch4_window7_224"
+ARMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mavit_tiny": ("mavit_tiny", {}),
+    "mavit_tiny_linear": (LINEAR, {}),
+    "around softmax": (LINEAR, {"mechanism": "softmax"}),
+    "around linear": (LINEAR, {"mechanism": "linear"}),
+    "around none": (LINEAR, {"mechanism": "none"}),
+    "swin_tiny": (SWIN, {}),
+    "resnet50": ("resnet50", {}),
+    "around mala": (LINEAR, {"mechanism": "mala"}),
+}
+USUAL = tuple(ARMS)[:7]
+CROP, BATCH, CLASSES = (352, 352), 16, 11
+UPERNETS = {"mavit_small_linear": {}, "mavit_small": {}, "swin_small_patch4_window7_224": {}}
+WIDE, WIDE_BATCH, WIDE_CLASSES = (512, 2048), 2, 150
+GUESS = 1000  # training images per second of all processes together, before anything is measured
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One arm with one seed.
+
+    Attributes:
+        arm: Its name.
+        seed: Of everything random.
+        folder: Where its run is.
+    """
+
+    arm: str
+    seed: int
+    folder: Path
+
+    @property
+    def result(self) -> Path:
+        """The file that is there when it is done."""
+        return self.folder / "result.json"
+
+
+def main() -> int:
+    """Do what is asked; 1 if something is left to do."""
+    given = arguments().parse_args()
+    given.output.mkdir(parents=True, exist_ok=True)
+    if given.what == "camvid":
+        return camvid(given)
+    if given.what == "cell":
+        cell(given)
+        return 0
+    rows = alone(given) if given.what == "alone" else upernet(given)
+    keep(given.output / f"{given.what}.json", {"machine": machine(), "rows": rows})
+    return 0
+
+
+def camvid(given: argparse.Namespace) -> int:
+    """Train what is left of all arms and seeds, and tell what came out so far."""
+    arms = [name.strip() for name in given.arms.split(",")] if given.arms else list(USUAL)
+    unknown = [name for name in arms if name not in ARMS]
+    if unknown:
+        raise ValueError(f"--arms: expected some of {', '.join(ARMS)}, got {unknown[0]!r}")
+    seeds = [int(seed) for seed in given.seeds.split(",")]
+    folders = {arm: given.output / "camvid" / arm.replace(" ", "_") for arm in arms}
+    cells = [Cell(arm, seed, Path(f"{folders[arm]}-{seed}")) for seed in seeds for arm in arms]
+    left = [one for one in cells if not one.result.is_file()]
+    images = len(left) * given.steps * BATCH
+    print(
+        f"{len(left)} of {len(cells)} cells are left, {given.steps} steps each: about {images / GUESS / 60 + 1:.0f} "
+        f"minutes at {GUESS} images/s over {given.parallel} processes",
+        flush=True,
+    )
+    began = time.monotonic()
+    with sharing(given.mps, given.output):
+        work_off(given, cells, began + 60 * given.minutes)
+    table = tell(cells, given)
+    print(table)
+    print(f"{time.monotonic() - began:.0f} s")
+    return int(any(not one.result.is_file() for one in cells))
+
+
+def work_off(given: argparse.Namespace, cells: Sequence[Cell], deadline: float) -> None:
+    """Run cells, so many at a time, until all are done or the time is over; what is not done can go on later."""
+    waiting = [one for one in cells if not one.result.is_file()]
+    running, began = dict[Cell, subprocess.Popen[bytes]](), time.monotonic()
+    try:
+        while (waiting or running) and time.monotonic() < deadline:
+            while waiting and len(running) < given.parallel:
+                one = waiting.pop(0)
+                running[one] = start(given, one)
+            time.sleep(0.5)
+            for one, process in list(running.items()):
+                if process.poll() is not None:
+                    del running[one]
+                    print(f"{time.monotonic() - began:4.0f} s  {told(one)}", flush=True)
+                    tell(cells, given)
+    finally:
+        for process in running.values():
+            process.send_signal(signal.SIGTERM)  # the run saves itself
+        for process in running.values():
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def start(given: argparse.Namespace, one: Cell) -> subprocess.Popen[bytes]:
+    """A process that trains one cell; what it says goes into a file beside its folder."""
+    one.folder.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, __file__, "cell", "--data", given.data, "--output", str(one.folder), "--arms", one.arm]
+    command += ["--seeds", str(one.seed), "--steps", str(given.steps), "--workers", str(given.workers)]
+    for change in given.set or []:
+        command += ["--set", change]
+    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    with open(f"{one.folder}.txt", "ab") as log:
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **threads})
+
+
+def cell(given: argparse.Namespace) -> None:
+    """Train one arm with one seed, judge it, and write what came out."""
+    model, args = ARMS[given.arms]
+    changes: dict[str, Any] = {
+        "steps": given.steps,
+        "eval_steps": given.steps,
+        "save_every": max(1, given.steps // 4),
+        "seed": int(given.seeds),
+        "workers": given.workers,
+        "batch_size": BATCH,
+        "crop": CROP,
+        "test_split": "test",
+        "test_batch": 16,
+        "memory": True,
+        "compile": False,
+        "log_every": 100,
+    }
+    changes |= parse(given.set or [], Recipe, tasks.find("segment").settings)
+    setup = tasks.recipe_for("segment", model, "small", **changes)
+    data = setup.task.open(given.data, setup.settings)
+    began = time.monotonic()
+    result = train(Run(model, given.data, given.output, setup, args), data=data)
+    last = result.records[-1]
+    score = tasks.evaluate(result.weights, data)
+    found = {
+        "arm": given.arms,
+        "seed": int(given.seeds),
+        "last": last.test,
+        "averaged": last.averaged,
+        "classes": {part.name: part.numbers["iou"] for part in score.parts},
+        "photos": score.count,
+        "parameters": result.parameters,
+        "images_per_second": result.per_second,
+        "peak_memory": result.peak_memory,
+        "seconds": time.monotonic() - began,
+        "steps": given.steps,
+        "recipe": setup.recipe.as_dict(),
+        "settings": setup.settings.as_dict(),
+    }
+    keep(given.output / "result.json", found)
+
+
+def told(one: Cell) -> str:
+    """A line about a cell that has ended."""
+    if not one.result.is_file():
+        return f"{one.arm}, seed {one.seed}: failed; {one.folder}.txt says why"
+    found = json.loads(one.result.read_text())
+    return f"{one.arm}, seed {one.seed}: mIoU {miou(found):.1%} after {found['seconds']:.0f} s"
+
+
+def miou(found: Mapping[str, Any]) -> float:
+    """What counts: the averaged weights after the last step; nobody chose among evaluations."""
+    return (found["averaged"] or found["last"])["miou"]
+
+
+def tell(cells: Sequence[Cell], given: argparse.Namespace) -> str:
+    """Write all that is done as JSON, and give it as a table."""
+    done = [json.loads(one.result.read_text()) for one in cells if one.result.is_file()]
+    keep(given.output / "camvid.json", {"machine": machine(), "parallel": given.parallel, "cells": done})
+    lines = ["| arm | seeds | mIoU, mean | lowest to highest | aAcc | parameters | images/s, shared | GB |"]
+    lines += ["|---|---|---|---|---|---|---|---|"]
+    for arm in dict.fromkeys(found["arm"] for found in done):
+        mine = [found for found in done if found["arm"] == arm]
+        values = [miou(found) for found in mine]
+        right = statistics.mean((found["averaged"] or found["last"])["aacc"] for found in mine)
+        lines.append(
+            f"| {arm} | {len(mine)} | {statistics.mean(values):.1%} | {min(values):.1%} to {max(values):.1%} "
+            f"| {right:.1%} | {mine[0]['parameters'] / 1e6:.1f}M "
+            f"| {statistics.median(f['images_per_second'] for f in mine):.0f} "
+            f"| {max(f['peak_memory'] for f in mine) / 2**30:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+class sharing:  # read as a word after "with"
+    """NVIDIA's MPS, which lets processes use a GPU at the same time and not in turns, while it is asked for."""
+
+    def __init__(self, wanted: bool, output: Path) -> None:
+        self.control = shutil.which("nvidia-cuda-mps-control") if wanted else None
+        self.folder = output.resolve() / "mps"
+
+    def __enter__(self) -> None:
+        if self.control is not None:
+            self.folder.mkdir(exist_ok=True)
+            for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
+                os.environ[name] = str(self.folder)
+            subprocess.run([self.control, "-d"], check=True)
+
+    def __exit__(self, *error: object) -> None:
+        if self.control is not None:
+            subprocess.run([self.control], input=b"quit\n", check=False)
+
+
+def alone(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Each arm by itself: a training step of the size that `camvid` has."""
+    chosen = {arm: ARMS[arm] for arm in USUAL}
+    networks = {arm: (model, "semantic_fpn", args) for arm, (model, args) in chosen.items()}
+    return measured(given, networks, given.size or CROP, given.batch or BATCH, CLASSES)
+
+
+def upernet(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """UperNet at 512 x 2048."""
+    networks: dict[str, tuple[str, str, dict[str, Any]]] = {
+        name: (name, "upernet", args) for name, args in UPERNETS.items()
+    }
+    return measured(given, networks, given.size or WIDE, given.batch or WIDE_BATCH, WIDE_CLASSES)
+
+
+def measured(
+    given: argparse.Namespace,
+    networks: Mapping[str, tuple[str, str, dict[str, Any]]],
+    size: tuple[int, int],
+    batch: int,
+    classes: int,
+) -> list[dict[str, Any]]:
+    """Images per second, in turns, and peak memory of training steps, each network by itself on the GPU."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rows: dict[str, dict[str, Any]] = {}
+    speeds: dict[str, list[float]] = {name: [] for name in networks}
+    for turn, (name, (model, head, args)) in itertools.product(range(given.turns), networks.items()):
+        network = Segmenter(model, head, classes, model_args=args)
+        steps = stepping(network, size, batch, classes, device, given.compile)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        for _ in range(given.warm):
+            next(steps)
+        seconds = [next(steps) for _ in range(given.steps_timed)]
+        speeds[name].append(batch / statistics.median(seconds))
+        if turn == 0:
+            with torch.device("meta"):
+                macs = count_macs(Segmenter(model, head, classes, model_args=args).eval(), (3, *size))
+            rows[name] = {
+                "name": name,
+                "parameters": sum(parameter.numel() for parameter in network.parameters()),
+                "gmacs": macs / 1e9,
+                "peak_gb": torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None,
+            }
+        del network, steps
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        print(f"turn {turn + 1}: {name} {speeds[name][-1]:.1f} images/s", flush=True)
+    about = {"size": size, "batch": batch, "compiled": given.compile, "dtype": "bfloat16 autocast"}
+    for name, row in rows.items():
+        row |= {**about, "images_per_second": statistics.median(speeds[name]), "turns": speeds[name]}
+        print(
+            f"{name}: {row['images_per_second']:.1f} images/s, {row['peak_gb'] or float('nan'):.1f} GB, "
+            f"{row['parameters'] / 1e6:.1f}M parameters, {row['gmacs']:.0f} GMACs"
+        )
+    return list(rows.values())
+
+
+def stepping(
+    network: nn.Module, size: tuple[int, int], batch: int, classes: int, device: torch.device, compiled: bool
+) -> Iterator[float]:
+    """Training steps without end, each with the seconds it took: forward, backward and AdamW."""
+    network = network.to(device, memory_format=torch.channels_last).train()  # pyright: ignore[reportCallIssue]
+    optimizer = create_optimizer_v2(network, opt="adamw", lr=1e-5, weight_decay=0.01)
+    call = torch.compile(network) if compiled else network
+    images = torch.randn(batch, 3, *size, device=device).contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(classes, (batch, *size), device=device)
+    while True:
+        wait(device)
+        began = time.perf_counter()
+        with torch.autocast(device.type, torch.bfloat16):
+            logits = call(images)
+        losses = [F.cross_entropy(enlarge(found, size).float(), labels) for found in logits]
+        sum(losses[1:], losses[0]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        wait(device)
+        yield time.perf_counter() - began
+
+
+def wait(device: torch.device) -> None:
+    """Until the GPU is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def machine() -> dict[str, Any]:
+    """What it ran on."""
+    cuda = torch.cuda.is_available()
+    return {
+        "device": torch.cuda.get_device_name() if cuda else "CPU",
+        "torch": torch.__version__,
+        "cores": os.cpu_count(),
+    }
+
+
+def keep(path: Path, content: Any) -> None:
+    """Write JSON at once or not at all."""
+    beside = path.with_suffix(".part")
+    beside.write_text(json.dumps(content, indent=1, default=_plain))
+    beside.replace(path)
+
+
+def _plain(value: Any) -> Any:
+    return asdict(value) if hasattr(value, "__dataclass_fields__") else str(value)
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "what", choices=("camvid", "alone", "upernet", "cell"), help="which part; camvid calls cell itself"
+    )
+    parser.add_argument("--data", default="camvid", help="CamVid's folder, with images/ and annotations/")
+    parser.add_argument("--output", required=True, type=Path, help="folder for runs and JSON")
+    parser.add_argument("--arms", help="some of the arms, with commas")
+    parser.add_argument("--seeds", default="0,1,2", help="which, with commas")
+    parser.add_argument("--steps", default=1500, type=int, help="training steps of each cell")
+    parser.add_argument("--parallel", default=6, type=int, help="cells at a time, each a process")
+    parser.add_argument("--workers", default=2, type=int, help="processes of each cell that make crops")
+    parser.add_argument("--minutes", default=60.0, type=float, help="stop after so many; the same command goes on")
+    parser.add_argument("--mps", action="store_true", help="let processes share the GPU through NVIDIA's MPS")
+    parser.add_argument("--set", action="append", help="a field of recipe or settings: field=value; may be given again")
+    parser.add_argument("--size", type=parse_size, help="alone, upernet: another height and width, such as 64x64")
+    parser.add_argument("--batch", type=int, help="alone, upernet: another number of images")
+    parser.add_argument("--compile", action="store_true", help="alone, upernet: through torch.compile")
+    parser.add_argument("--turns", default=3, type=int, help="alone, upernet: how often each network has its turn")
+    parser.add_argument("--warm", default=5, type=int, help="alone, upernet: steps before the clock starts")
+    parser.add_argument("--steps-timed", default=20, type=int, help="alone, upernet: steps that are timed in a turn")
+    return parser
+
+
+if __name__ == "__main__":
+    try:
+        raise SystemExit(main())
+    except ValueError as error:  # of what was asked for: a sentence, which needs no traceback
+        raise SystemExit(f"{error}.") from None

@@ -1,0 +1,72 @@
+"""Published recipes of segmentation, and one for few photos."""
+
+from __future__ import annotations
+
+from ...train.recipe import Recipe
+from .settings import Segmentation
+
+# As in classification: the published segmenters keep the stochastic depth that each backbone was trained with.
+DROP_PATH = {"tiny": 0.1, "small": 0.15, "base": 0.4, "large": 0.55}
+
+SEMANTIC_FPN_80K = "semantic_fpn_80k"
+UPERNET_160K = "upernet_160k"
+SMALL = "small"
+
+RECIPES: dict[str, tuple[Recipe, Segmentation]] = {
+    # MALA's: AdamW at 1e-4, power 0.9, 8 GPUs with two crops each.
+    SEMANTIC_FPN_80K: (
+        Recipe(
+            steps=80_000,
+            batch_size=16,
+            lr=1e-4,
+            weight_decay=1e-4,
+            sched="poly",
+            power=0.9,
+            warmup_steps=0,
+            min_lr=1e-6,
+            sync_bn=True,
+            eval_steps=4_000,
+        ),
+        Segmentation(head="semantic_fpn", drop_path=0.1, crop=(512, 512), short_side=512, long_side=2048),
+    ),
+    # MALA's, which are Swin's: AdamW at 6e-5 after 1,500 steps of warm-up, down to nothing in a straight line.
+    UPERNET_160K: (
+        Recipe(
+            steps=160_000,
+            batch_size=16,
+            lr=6e-5,
+            weight_decay=0.01,
+            sched="poly",
+            power=1.0,
+            warmup_steps=1_500,
+            warmup_lr=6e-11,
+            min_lr=0.0,
+            sync_bn=True,
+            eval_steps=8_000,
+        ),
+        Segmentation(head="upernet", drop_path=0.1, crop=(512, 512), short_side=512, long_side=2048),
+    ),
+    # For about a thousand photos and fresh weights: crops as large as photos allow, never smaller than the crop, and
+    # averaged weights, since so few photos make the last ones noisy.
+    SMALL: (
+        Recipe(
+            steps=2_000,
+            batch_size=16,
+            lr=5e-4,
+            weight_decay=0.05,
+            sched="cosine",
+            warmup_steps=100,
+            warmup_lr=1e-6,
+            min_lr=1e-6,
+            clip_grad=1.0,
+            ema_decay=0.99,
+            eval_steps=500,
+        ),
+        Segmentation(head="semantic_fpn", drop_path=0.1, zoom=(1.0, 2.0)),
+    ),
+}
+
+
+def drop_path_of(model: str) -> float:
+    """The published stochastic depth of a backbone, by the size in its name; 0.1 where the name tells none."""
+    return next((rate for size, rate in DROP_PATH.items() if size in model.split("_")), 0.1)
