@@ -183,7 +183,7 @@ def cell(given: argparse.Namespace) -> None:
         "seed": int(given.seeds),
         "last": last.test,
         "averaged": last.averaged,
-        "classes": {part.name: part.numbers["iou"] for part in score.parts},
+        "classes": {part.name: part.numbers["miou"] for part in score.parts},
         "photos": score.count,
         "parameters": result.parameters,
         "images_per_second": result.per_second,

@@ -36,9 +36,9 @@ def test_a_class_that_is_nowhere_does_not_count():
     numbers = numbers_of(counts)
     assert math.isclose(numbers["miou"], (2 / 3 + 0) / 2)
     assert math.isclose(numbers["macc"], 0.5)
-    score = score_of(counts, 1, ["a", "b", "c", "d"], [])
-    assert [part.name for part in score.parts] == ["a", "b"]
-    assert score.parts[0].numbers["iou"] == 2 / 3
+    score = score_of(counts, torch.tensor([1, 1, 0, 0]), 1, ["a", "b", "c", "d"], [])
+    assert [(part.name, part.count) for part in score.parts] == [("a", 1), ("b", 1)]
+    assert score.parts[0].numbers["miou"] == 2 / 3
 
 
 def test_a_class_that_is_wrongly_found_counts():

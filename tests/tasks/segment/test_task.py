@@ -138,7 +138,7 @@ def test_the_score_counts_every_photo_once_at_its_own_size(data: Scenes, trained
         counts += confusion(torch.from_numpy(labels)[None], logits.argmax(1), 3)
     assert score.count == 4
     assert {name: pytest.approx(value, abs=1e-3) for name, value in score.numbers.items()} == numbers_of(counts)
-    assert [part.name for part in score.parts] == list(scenes.CLASSES)
+    assert [(part.name, part.count) for part in score.parts] == [(name, 4) for name in scenes.CLASSES]
 
 
 def test_photos_of_one_size_are_judged_together(data: Scenes):

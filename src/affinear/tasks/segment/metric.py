@@ -23,6 +23,19 @@ def confusion(labels: Tensor, predicted: Tensor, classes: int) -> Tensor:
     return torch.bincount(pairs, minlength=classes * classes).view(classes, classes)
 
 
+def showing(labels: Tensor, classes: int) -> Tensor:
+    """How many of the photos (B, H, W) show each class, int64.
+
+    Example:
+        >>> showing(torch.tensor([[[0, -1]], [[0, 1]]]), 3).tolist()
+        [2, 1, 0]
+    """
+    photo = torch.arange(len(labels), device=labels.device)[:, None, None].expand_as(labels)
+    known = labels != UNLABELLED
+    found = torch.bincount(photo[known] * classes + labels[known].long(), minlength=len(labels) * classes)
+    return (found.view(len(labels), classes) > 0).sum(dim=0)
+
+
 def numbers_of(counts: Tensor) -> dict[str, float]:
     """The mean of the classes' overlaps (mIoU), of their accuracies (mAcc), and the share of right pixels (aAcc).
 
@@ -45,11 +58,19 @@ def accuracies(counts: Tensor) -> Tensor:
     return counts.diagonal().double() / counts.sum(dim=1)
 
 
-def score_of(counts: Tensor, photos: int, classes: Sequence[str], skipped: Sequence[str]) -> Score:
-    """The score of a data set, with every class that is somewhere as a part."""
-    overlap, accuracy, pixels = overlaps(counts).tolist(), accuracies(counts).tolist(), counts.sum(dim=1).tolist()
+def score_of(counts: Tensor, shown: Tensor, photos: int, classes: Sequence[str], skipped: Sequence[str]) -> Score:
+    """The score of a data set, with every class that is there or was found as a part.
+
+    Args:
+        counts: Pixels by true and predicted class.
+        shown: How many photos show each class.
+        photos: How many there are.
+        classes: Their names.
+        skipped: Photos that could not be read.
+    """
+    overlap, accuracy = overlaps(counts).tolist(), accuracies(counts).tolist()
     parts = tuple(
-        Part(name, pixels[i], {"iou": overlap[i], "acc": accuracy[i] if pixels[i] else 0.0})
+        Part(name, int(shown[i]), {"miou": overlap[i], "macc": accuracy[i] if shown[i] else 0.0})
         for i, name in enumerate(classes)
         if overlap[i] == overlap[i]  # a number
     )

@@ -16,7 +16,7 @@ from ...train.loading import in_order, shuffled
 from ...train.page import Section
 from ...train.task import Job, Score, Work
 from .looking import Look, labels_of
-from .metric import confusion, score_of
+from .metric import confusion, score_of, showing
 from .pairs import UNLABELLED, Scenes
 from .report import sections
 from .samples import Crops, Photos, TestSamples, TrainSamples, as_it_is
@@ -86,15 +86,16 @@ class SegmentWork(Work[Scenes, Segmentation]):
         """Count the pixels of the whole test set, and then divide."""
         classes = len(self.data.classes)
         counts = torch.zeros(classes, classes, dtype=torch.int64, device=accelerator.device)
-        photos = torch.zeros((), dtype=torch.int64, device=accelerator.device)
+        shown, photos = torch.zeros_like(counts[0]), torch.zeros_like(counts[0, 0])
         with torch.no_grad(), accelerator.autocast():
             for batch in batches:
                 for images, labels in alike(cast(Photos, batch)):
                     found = labels_of(network, images, self.look, (labels.shape[1], labels.shape[2]))
                     counts += confusion(labels, found, classes)
+                    shown += showing(labels, classes)
                     photos += len(images)
-        counts, photos = (cast(Tensor, accelerator.reduce(sums)) for sums in (counts, photos))
-        return score_of(counts.cpu(), int(photos), self.data.classes, self.skipped.names)
+        counts, shown, photos = (cast(Tensor, accelerator.reduce(sums)) for sums in (counts, shown, photos))
+        return score_of(counts.cpu(), shown.cpu(), int(photos), self.data.classes, self.skipped.names)
 
     def names(self, indices: Sequence[int]) -> list[str]:
         """The files of training photos."""
