@@ -169,7 +169,7 @@ def refusals(mesh: Any) -> dict[str, str]:
 
 def main(folder: str, seed: int) -> None:
     """What `torchrun` runs on each rank."""
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=300))
     mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("context",))
     results: dict[str, Any] = {}
     for name in NETWORKS:
@@ -192,7 +192,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={RANKS}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [*launcher, __file__, str(folder), seed]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, f"AFFINEAR_SEED={seed}\n{done.stderr}"
     return [json.loads((folder / f"{rank}.json").read_text()) | {"seed": seed} for rank in range(RANKS)]
 

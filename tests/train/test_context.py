@@ -42,7 +42,7 @@ def stopping(step: Callable[..., float]) -> Callable[..., float]:
 def run(*command: str) -> subprocess.CompletedProcess[str]:
     """A program with one thread, on the CPU."""
     environment = {**os.environ, "ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, timeout=240)
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, timeout=600)
 
 
 def test_two_processes_with_a_half_of_every_image_go_on_where_one_stopped(

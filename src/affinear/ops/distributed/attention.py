@@ -186,9 +186,7 @@ def _with_other_ranks(own: State, places: Plan, group: dist.ProcessGroup) -> Sta
         return own
     total = all_reduce(_chosen(own, places.rows(places.shared, own.device)), group)
     index = places.with_shared(own.device)
-    pairs = zip(_tensors(own), _tensors(total), strict=True)
-    joined = iter([torch.cat(pair).index_select(0, index) for pair in pairs])
-    return own.map(lambda _: next(joined))
+    return _joined(own, total).map(lambda x: x.index_select(0, index))
 
 
 def _whole(own: State, places: Plan, group: dist.ProcessGroup) -> State:
@@ -201,10 +199,12 @@ def _chosen(state: State, rows: Tensor) -> State:
     return state.map(lambda x: torch.cat((x, torch.zeros_like(x[:1]))).index_select(0, rows))
 
 
-def _tensors(state: State) -> list[Tensor]:
-    found: list[Tensor] = []
-    state.map(lambda x: found.append(x) or x)
-    return found
+def _joined(first: State, second: State) -> State:
+    """The rows of two states, without what merging has rounded off one of them alone."""
+    children: list[Tensor] = []
+    replace(first, rest=None).map(lambda x: children.append(x) or x)
+    other = iter(children)
+    return replace(second, rest=None).map(lambda x: torch.cat((next(other), x)))
 
 
 def _start(
@@ -223,9 +223,7 @@ def _start(
     past = before(tail, group, began) if places.shared.numel() else _chosen(tail, _ones(tail))
     if initial is None:
         return _chosen(past, torch.arange(places.mine.shape[0], device=key.device).clamp(max=1))
-    pairs = zip(_tensors(merge(_chosen(initial, _zeros(tail)), past)), _tensors(initial), strict=True)
-    joined = iter([torch.cat((first, rest[1:])) for first, rest in pairs])
-    return initial.map(lambda _: next(joined))
+    return _joined(merge(_chosen(initial, _zeros(tail)), past), initial.map(lambda x: x[1:]))
 
 
 def _zeros(state: State) -> Tensor:
