@@ -66,7 +66,7 @@ $(READY): pyproject.toml constraints.txt scripts/cpu_torchvision.py
 	@echo "Setting up .venv: 2 GB, two to four minutes, once."
 	$(PYTHON) -m venv .venv
 	$(PIP) hatchling editables
-	$(PIP) --no-build-isolation -e ".[vision,export,lens,train,datasets,dev,docs]"
+	$(PIP) --no-build-isolation -e ".[vision,export,lens,train,linearizing,datasets,dev,docs]"
 	$(BIN)/python scripts/cpu_torchvision.py
 	@touch $@
 

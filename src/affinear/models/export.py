@@ -179,7 +179,7 @@ def _trace(
     if dynamic_size is not False and layer is None:
         try:
             return _trace_any_size(network, shape), ("batch", "height", "width")
-        except UserError as error:
+        except (UserError, AssertionError) as error:  # timm's own networks assert the size that they were made for
             if dynamic_size:
                 raise ValueError(_why_fixed(network, "asks how large the image is")) from error
     elif dynamic_size:

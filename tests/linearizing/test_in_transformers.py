@@ -1,0 +1,232 @@
+"""Networks of transformers become linear."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor
+
+import affinear
+from affinear.linearizing import LinearCore
+from affinear.linearizing.cache import MemoryLayer
+
+from .conftest import Hugging, distance, exact
+
+WINDOWS: list[dict[str, Any]] = [{}, {"window": 3}, {"window": 4, "sinks": 2}, {"gain": True, "norm": True}]
+
+
+def disturbed(model: Any) -> Any:
+    """What is learned begins as nothing; here it is something."""
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, LinearCore):
+                for parameter in module.parameters():
+                    parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def test_with_softmax_in_our_place_a_swapped_network_is_its_teacher(hugging: Hugging):
+    student, _ = affinear.linearize(hugging.model, "linear")
+    with torch.no_grad():
+        assert distance(hugging.answer(exact(student), use_cache=False) if hugging.name in ("llama", "gpt2", "whisper")
+                        else hugging.answer(exact(student)), hugging.answer(hugging.model)) < 1e-5  # fmt: skip
+
+
+def test_one_line_swaps_a_network_and_gradients_reach_what_is_learned(hugging: Hugging):
+    student, report = affinear.linearize(hugging.model, "mala", feature_map="hedgehog", gain=True)
+    assert len(report.swapped) == (4 if hugging.name == "siglip" else 2)
+    out = hugging.answer(student)
+    assert out.shape == hugging.answer(hugging.model).shape
+    out.square().sum().backward()
+    for module in student.modules():
+        if isinstance(module, LinearCore):
+            assert all(p.grad is not None and float(p.grad.abs().max()) > 0 for p in module.parameters())
+
+
+def test_from_pretrained_brings_back_what_save_pretrained_wrote(hugging: Hugging, tmp_path: Path):
+    student, report = affinear.linearize(hugging.model, "nala", layers=[0], feature_map="learned")
+    disturbed(student).save_pretrained(tmp_path)
+    again = type(hugging.model).from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        assert torch.equal(hugging.answer(again), hugging.answer(student))
+    assert [name for name, module in again.named_modules() if isinstance(module, LinearCore)] == [
+        f"{layer.name}.linearized" for layer in report.swapped
+    ]
+    again.save_pretrained(tmp_path / "again")
+    again.float().half()  # what is closed to quantized networks is open to this one
+
+
+def test_a_configuration_that_says_something_else_is_refused(tmp_path: Path):
+    student, _ = affinear.linearize(Hugging("bert").model)
+    student.save_pretrained(tmp_path)
+    text = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(text.replace('"mechanism": "mala"', '"mechanism": "os.system"'))
+    with pytest.raises(ValueError, match="mechanism: expected one of"):
+        hf.BertModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("given", WINDOWS, ids=str)
+def test_decoding_step_by_step_is_the_whole_forward(decoder: Hugging, given: dict[str, Any]):
+    student = disturbed(affinear.linearize(decoder.model, "mala", **given)[0])
+    ids = decoder.inputs["input_ids"]
+    with torch.no_grad():
+        whole = student(ids, use_cache=False).logits
+        out = student(ids[:, :5], use_cache=True)
+        parts = [out.logits]
+        for start, end in ((5, 6), (6, 7), (7, 10), (10, 12)):
+            out = student(ids[:, start:end], past_key_values=out.past_key_values, use_cache=True)
+            parts.append(out.logits)
+    assert distance(torch.cat(parts, 1), whole) < 1e-5
+    assert all(isinstance(layer, MemoryLayer) for layer in out.past_key_values.layers)
+
+
+@pytest.mark.parametrize("given", [{}, {"window": 4, "sinks": 2}], ids=str)
+def test_a_memory_has_one_size_however_long_the_text(decoder: Hugging, given: dict[str, Any]):
+    student = affinear.linearize(decoder.model, **given)[0]
+    with torch.no_grad():
+        sizes = {
+            student(torch.randint(3, 99, (1, n)), use_cache=True).past_key_values.layers[0].memory.numbers()
+            for n in (10, 50, 100)
+        }
+    assert len(sizes) == 1
+
+
+@pytest.mark.parametrize("given", [{}, {"window": 3, "sinks": 2}, {"gain": True}], ids=str)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_an_answer_does_not_depend_on_padding_before_or_after(decoder: Hugging, given: dict[str, Any], side: str):
+    student = disturbed(affinear.linearize(decoder.model, **given)[0])
+    ids = decoder.inputs["input_ids"]
+    filler = torch.randint(3, 99, (2, 4))
+    there = torch.ones_like(ids)
+    pair = ((filler, ids), (0 * filler, there)) if side == "left" else ((ids, filler), (there, 0 * filler))
+    padded, mask = torch.cat(pair[0], 1), torch.cat(pair[1], 1)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        alone = student(ids).logits
+        found = student(padded, attention_mask=mask, position_ids=positions).logits
+    found = found[:, 4:] if side == "left" else found[:, :12]
+    assert distance(found, alone) < 1e-5
+
+
+def test_padding_never_reaches_an_encoder():
+    bert = Hugging("bert")
+    student, _ = affinear.linearize(bert.model, layers=[0])  # the second layer stays softmax, and sees the mask as well
+    ids = bert.inputs["input_ids"]
+    padded = torch.cat((ids, torch.randint(3, 99, (2, 5))), 1)
+    mask = (torch.arange(17) < 12).long().expand(2, 17)
+    with torch.no_grad():
+        found = student(padded, attention_mask=mask).last_hidden_state[:, :12]
+        assert distance(found, student(ids).last_hidden_state) < 1e-6
+        assert distance(student(padded).last_hidden_state[:, :12], found) > 1e-5  # without its mask it would
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_generate_says_what_the_whole_forward_says(decoder: Hugging, beams: int):
+    student, _ = affinear.linearize(decoder.model, "mala")
+    ids = decoder.inputs["input_ids"]
+    told = {"max_new_tokens": 6, "do_sample": False, "num_beams": beams, "pad_token_id": 0, "eos_token_id": None}
+    with_memory = student.generate(ids, **told)
+    assert torch.equal(with_memory, student.generate(ids, use_cache=False, **told))
+
+
+def test_generate_with_left_padding_says_what_it_says_without(decoder: Hugging):
+    student, _ = affinear.linearize(decoder.model, "mala", window=3, sinks=1)
+    ids = decoder.inputs["input_ids"]
+    told = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    padded, mask = torch.cat((0 * ids[:, :3], ids), 1), torch.cat((0 * ids[:, :3], torch.ones_like(ids)), 1)
+    found = student.generate(padded, attention_mask=mask, **told)[:, 3:]
+    assert torch.equal(found, student.generate(ids, **told))
+
+
+def test_one_layer_may_stay_softmax_in_a_decoder():
+    llama = Hugging("llama")
+    student, report = affinear.linearize(llama.model, layers=[0])
+    assert len(report.left) == 1
+    ids = llama.inputs["input_ids"]
+    with torch.no_grad():
+        out = student(ids[:, :7], use_cache=True)
+        rest = student(ids[:, 7:], past_key_values=out.past_key_values, use_cache=True)
+        assert distance(torch.cat((out.logits, rest.logits), 1), student(ids, use_cache=False).logits) < 1e-5
+    kinds = [type(layer).__name__ for layer in out.past_key_values.layers]
+    assert kinds == ["MemoryLayer", "DynamicLayer"]
+
+
+@pytest.mark.parametrize("name", ["bert", "vit", "llama"])
+def test_a_mechanism_is_chosen_by_its_name_alone(name: str):
+    net = Hugging(name)
+    student, _ = affinear.linearize(net.model, "mala")
+    net.model.set_attn_implementation("affinear_mala")
+    with torch.no_grad():
+        assert torch.equal(net.answer(net.model), net.answer(student))
+        if name == "llama":  # the keys are kept then, and all is right all the same
+            ids = net.inputs["input_ids"]
+            out = net.model(ids[:, :7], use_cache=True)
+            rest = net.model(ids[:, 7:], past_key_values=out.past_key_values, use_cache=True)
+            assert distance(torch.cat((out.logits, rest.logits), 1), net.answer(student)) < 1e-5
+
+
+def test_whisper_keeps_its_decoder_and_is_not_scaled_twice():
+    whisper = Hugging("whisper")
+    student, report = affinear.linearize(whisper.model, "mala")
+    assert [layer.name.split(".")[1] for layer in report.swapped] == ["encoder"] * 2
+    assert {layer.remark for layer in report.left} == {
+        "a decoder beside an encoder, whose cache is of two parts",
+        "cross-attention: name it in layers= to have it swapped",
+    }
+    layer = student.model.encoder.layers[0].self_attn
+    x = torch.randn(2, 20, 32)
+    q, k, v = ((p(x)).unflatten(-1, (4, 8)) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
+    expected = layer.out_proj(affinear.attention(q, k, v, "mala").flatten(2))
+    assert distance(layer(x)[0].detach(), expected.detach()) < 1e-5
+
+
+def test_cross_attention_is_swapped_where_it_is_named():
+    whisper = Hugging("whisper")
+    student, report = affinear.linearize(whisper.model, "inline", layers=["*encoder_attn"])
+    assert len(report.swapped) == 2
+    ids = whisper.inputs["decoder_input_ids"]
+    told = {"input_features": whisper.inputs["input_features"]}
+    with torch.no_grad():
+        whole = student(decoder_input_ids=ids, **told).logits
+        out = student(decoder_input_ids=ids[:, :5], use_cache=True, **told)
+        rest = student(decoder_input_ids=ids[:, 5:], past_key_values=out.past_key_values, use_cache=True, **told)
+    assert distance(torch.cat((out.logits, rest.logits), 1), whole) < 1e-5
+
+
+def test_what_a_mask_says_beyond_padding_is_refused():
+    llama = Hugging("llama")
+    student, _ = affinear.linearize(llama.model)
+    ids = llama.inputs["input_ids"]
+    with pytest.raises(ValueError, match="no place for a mask of each query and key"):
+        student(ids, attention_mask=torch.ones(2, 1, 12, 12))
+    with pytest.raises(ValueError, match="packed sequences"):
+        student(ids[:1], position_ids=torch.tensor([[*range(4), *range(8)]]), use_cache=False)
+    with pytest.raises(ValueError, match="expected a DynamicCache"):
+        student.generate(ids, max_new_tokens=3, cache_implementation="static", pad_token_id=0)
+
+
+def test_softmax_alone_in_a_window_with_sinks_is_what_it_says():
+    llama = Hugging("llama")
+    student, _ = affinear.linearize(llama.model, "none", window=4, sinks=2)
+    core = student.model.layers[0].self_attn.linearized
+    q, k, v = torch.randn(2, 12, 4, 8), torch.randn(2, 12, 2, 8), torch.randn(2, 12, 2, 8)
+    i, j = torch.arange(12)[:, None], torch.arange(12)
+    seen = (j <= i) & ((j > i - 4) | (j < 2))
+    heads: list[Tensor] = [x.repeat_interleave(2, 2).transpose(1, 2) for x in (k, v)]
+    truth = torch.nn.functional.scaled_dot_product_attention(q.transpose(1, 2), *heads, attn_mask=seen).transpose(1, 2)
+    assert torch.allclose(core(q, k, v, causal=True), truth, atol=1e-5)
+
+
+def test_a_swapped_encoder_and_decoder_compile():
+    for name in ("vit", "llama"):
+        net = Hugging(name)
+        student, _ = affinear.linearize(net.model, "mala")
+        compiled = torch.compile(student, backend="aot_eager")
+        with torch.no_grad():
+            # Without a mask transformers cannot tell, while it is traced, whether sequences are packed.
+            others = {"use_cache": False, "attention_mask": torch.ones(2, 12)} if name == "llama" else {}
+            assert torch.allclose(net.answer(compiled, **others), net.answer(student, **others), atol=1e-5)
