@@ -91,7 +91,12 @@ def test_other_files_or_classes_have_another_fingerprint(root: Path):
     renamed = opened(root).fingerprint
     (root / "images/training/scene0.jpg").rename(root / "images/training/scene9.jpg")
     (root / "annotations/training/scene0.png").rename(root / "annotations/training/scene9.png")
-    assert len({before, renamed, opened(root).fingerprint}) == 3
+    moved = opened(root).fingerprint
+    path = root / "annotations/training/scene1.png"
+    numbers = np.asarray(Image.open(path)).copy()
+    numbers[30, 30] = numbers[30, 30] % 3 + 1
+    Image.fromarray(numbers).save(path)
+    assert len({before, renamed, moved, opened(root).fingerprint}) == 4
 
 
 def test_a_palette_hides_no_numbers(root: Path):

@@ -15,6 +15,7 @@ from PIL import Image
 from ..images.reading import CorruptImage, open_image
 
 UNLABELLED = -1  # what a pixel has that belongs to no class; no loss and no score sees it
+TAIL = 64  # bytes at the end of a file that its fingerprint sees
 VOID = 255  # and how maps of other data sets write it
 
 Labels = NDArray[np.int16]
@@ -191,11 +192,17 @@ def other_size(path: str, size: Sequence[int], expected: Sequence[int]) -> str:
 
 
 def fingerprint(root: Path, halves: Sequence[Pairs], classes: Sequence[str]) -> str:
-    """A few letters that are others for other files or classes."""
+    """A few letters that are others for other files or classes.
+
+    Of each file its name, its size and its end: a PNG's last bytes depend on all of its pixels.
+    """
     digest = hashlib.blake2b("\n".join(classes).encode(), digest_size=8)
     for half in halves:
         for path in (*half.photos, *half.maps):
             name = os.path.relpath(path, root)
-            digest.update(f"\n{name} {os.path.getsize(path)}".encode("utf-8", "surrogateescape"))
+            with open(path, "rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - TAIL))
+                digest.update(f"\n{name} {size} ".encode("utf-8", "surrogateescape") + file.read())
         digest.update(b"\n\n")
     return digest.hexdigest()
