@@ -417,3 +417,16 @@ def test_every_backend_complains_alike(backend: str):
             attention(value=X[:, :2], backend=chosen)
         messages.append(str(error.value))
     assert messages[0] == messages[1]
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's about nested tensors
+def test_nested_tokens_are_refused_by_every_function():
+    nested, plain = torch.nested.nested_tensor([torch.randn(3, 2, 4), torch.randn(5, 2, 4)]), torch.randn(2, 5, 2, 4)
+    for call in (
+        lambda: af.attention(nested, plain, plain),
+        lambda: af.summarize(nested, plain),
+        lambda: af.weights(nested, plain),
+        lambda: af.attend(nested, af.summarize(plain, plain)),
+    ):
+        with pytest.raises(ValueError, match="expected a dense tensor, got a nested one"):
+            call()

@@ -38,7 +38,9 @@ def check_layout(layout: str | None, **tokens: Tensor) -> bool:
         )
     if layout is None and is_eager():
         for name, x in tokens.items():
-            if isinstance(x, Tensor) and x.ndim == 4 and x.shape[1] > 1 and max(MANY, 4 * x.shape[1]) <= x.shape[2]:  # pyright: ignore[reportUnnecessaryIsInstance]
+            if not isinstance(x, Tensor) or x.is_nested or x.ndim != 4:  # pyright: ignore[reportUnnecessaryIsInstance]
+                continue  # which has a complaint of its own
+            if x.shape[1] > 1 and max(MANY, 4 * x.shape[1]) <= x.shape[2]:
                 warnings.warn(
                     f"{name}: shape {_shape(x)} is read as {x.shape[1]} tokens of {x.shape[2]} heads; if it is "
                     f"{x.shape[2]} tokens of {x.shape[1]} heads, pass layout='bhnd', else layout='bnhd' to be sure",
