@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from pathlib import Path
 
 # Some virtual machines announce matrix instructions for bfloat16 and then stop the program that uses them.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -13,6 +14,17 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+# What takes long, or throws noise at readers until they trip: `make test-all` runs it, `make test` does not.
+EXHAUSTIVE = tuple(Path(__file__).parent / name for name in ("exhaustive", "fuzz"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all that lies in the folders of exhaustive tests."""
+    for item in items:
+        if any(folder in item.path.parents for folder in EXHAUSTIVE):
+            item.add_marker(pytest.mark.exhaustive)
 
 
 @pytest.fixture(autouse=True)

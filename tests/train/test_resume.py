@@ -124,14 +124,17 @@ def test_killed_at_any_steps_and_continued_it_ends_the_same(tmp_path: Path, whol
     same(whole, torn.output)
 
 
-def test_killed_at_any_moment_and_continued_it_ends_the_same(tmp_path: Path, whole: Path, images: Images, seed: int):
+@pytest.mark.parametrize("kills", [3, pytest.param(25, marks=pytest.mark.exhaustive)])
+def test_killed_at_any_moment_and_continued_it_ends_the_same(
+    tmp_path: Path, whole: Path, images: Images, seed: int, kills: int
+):
     torn, chance = run_of(tmp_path / "torn", save_every=1), random.Random(seed)
 
     def kill(child: int) -> None:
         time.sleep(chance.uniform(0, 1.0))
         os.kill(child, signal.SIGKILL)
 
-    for _ in range(3):
+    for _ in range(kills):
         in_a_child(lambda: train(torn, data=images), kill)
     train(torn, data=images)
     same(whole, torn.output)
