@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .common import check_output, keeper, require, stop, told
+from .common import TRAINING, check_output, keeper, require, stop, told
 
 
 def convert(
@@ -18,10 +18,14 @@ def convert(
         str | None, typer.Option(help="Which weights, where the file has several: model, state_dict, model_ema ...")
     ] = None,
     img_size: Annotated[int | None, typer.Option(help="Resize position tables for images of this side.")] = None,
+    classes: Annotated[
+        Path | None, typer.Option(help="Of a segmenter: a file with the names of its classes, one per line.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
 ) -> None:
     """Read a released checkpoint into one of the networks and save it as safetensors.
 
+    Classifiers, and segmenters with SemanticFPN or UperNet under mmsegmentation's names, for --model as their backbone.
     Code in the checkpoint is never run. If a tensor is missing, unexpected or of another shape, all of them are named
     and nothing is written.
     """
@@ -30,9 +34,17 @@ def convert(
     if not checkpoint.is_file():
         stop(f"{checkpoint} is not a file; give the path of a checkpoint.")
     from affinear.models import checkpoints
+    from affinear.models.heads import released
 
     try:
-        converted = checkpoints.convert(checkpoint, model, nest=nest, img_size=img_size)
+        weights = checkpoints.read(checkpoint, nest)
+        if released.head_of(weights.tensors) is not None:
+            require("train", *TRAINING)
+            from affinear.tasks.segment import converting
+
+            converted = converting.convert(weights, model, classes)
+        else:
+            converted = checkpoints.convert(checkpoint, model, nest=nest, img_size=img_size)
     except (ValueError, TypeError) as error:
         stop(f"{error}.")
     except OSError as error:

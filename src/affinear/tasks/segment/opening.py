@@ -150,10 +150,17 @@ def _held_out_note() -> str:
 
 
 def _class_names(root: Path) -> tuple[str, ...] | None:
-    """Names of the classes: one per line, or ADE20K's own table."""
+    """Names of the classes, where a file tells them."""
     path = next((root / name for name in NAMES if (root / name).is_file()), None)
-    if path is None:
-        return None
+    return None if path is None else read_names(path)
+
+
+def read_names(path: Path) -> tuple[str, ...]:
+    """Names of classes out of a file: one per line, or ADE20K's own table.
+
+    Raises:
+        ValueError: If there are none, or one comes twice.
+    """
     lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     if path.name == NAMES[1]:
         lines = [line.split("\t")[-1].strip() for line in lines[1:]]

@@ -67,19 +67,9 @@ class Segment(Task[Scenes, Segmentation]):
 
     def settle(self, job: Job[Segmentation], data: Scenes) -> Job[Segmentation]:
         """The job with crop, windows, colours and classes decided."""
-        settings = job.settings
-        mean, std = _colours(job.model)
-        crop = settings.crop or _crop(data, settings)
-        window = settings.window or crop
-        settled = dataclasses.replace(
-            settings,
-            crop=crop,
-            window=window,
-            window_stride=settings.window_stride or tuple(-(-2 * side // 3) for side in window),  # pyright: ignore[reportArgumentType]
-            mean=settings.mean or mean,
-            std=settings.std or std,
-        )
-        return dataclasses.replace(job, settings=settled, facts={"classes": list(data.classes)})
+        crop = job.settings.crop or _crop(data, job.settings)
+        settings = dataclasses.replace(job.settings, crop=crop)
+        return settled(dataclasses.replace(job, settings=settings, facts={"classes": list(data.classes)}))
 
     def network(self, job: Job[Segmentation], *, room: int = making.MOST_NUMBERS) -> nn.Module:
         """Backbone and head of a settled job."""
@@ -225,6 +215,16 @@ class Segment(Task[Scenes, Segmentation]):
                     f"{stem}_overlay.jpg": photo_file(overlay(photo, labels, len(classes), options.opacity)),
                 },
             )
+
+
+def settled(job: Job[Segmentation]) -> Job[Segmentation]:
+    """The job with windows and colours decided, which crop and network tell."""
+    settings, (mean, std) = job.settings, _colours(job.model)
+    window = settings.window or settings.crop
+    assert window is not None
+    stride = settings.window_stride or (-(-2 * window[0] // 3), -(-2 * window[1] // 3))
+    changes = {"window": window, "window_stride": stride, "mean": settings.mean or mean, "std": settings.std or std}
+    return dataclasses.replace(job, settings=settings.changed(**changes))
 
 
 def _in_every_block(mechanism: str) -> dict[str, Any]:
