@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -418,3 +419,29 @@ def test_causal_memory_grows_with_the_length_and_not_its_square(mechanism: str):
         query, key, value = torch.randn(3, 1, length, 1, 16).unbind()
         peaks.append(peak_bytes(lambda q=query, k=key, v=value: af.attention(q, k, v, mechanism, causal=True)))
     assert peaks[1] < 4.5 * peaks[0]
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("mechanism", list(af.mechanisms()))
+def test_no_key_gives_zeros_whatever_the_query_holds(mechanism: str, backend: str):
+    key, value = torch.randn(2, 1, 3, 1, 4).unbind()
+    hidden = torch.zeros(1, 3, dtype=torch.bool)
+    for number in (0.0, 1e30, math.inf, math.nan):
+        query = torch.full((1, 3, 1, 4), number)
+        for causal in (False, True):
+            out = af.attention(query, key, value, mechanism, causal=causal, key_mask=hidden, backend=backend)
+            assert torch.equal(out, torch.zeros_like(out))
+        if af.mechanisms()[mechanism].gain is not None:
+            out = af.attend(query, af.summarize(key[:, :0], value[:, :0], mechanism), backend=backend)
+            assert torch.equal(out, torch.zeros_like(out))
+
+
+@pytest.mark.parametrize("mechanism", ["nala", "nala_cosine", "nala_released"])
+def test_second_derivatives_are_finite_at_a_channel_that_vanishes(mechanism: str):
+    tokens = torch.randn(3, 1, 5, 1, 4, dtype=torch.float64)
+    tokens[:2, 0, 2, 0, 1] = 0
+    query, key, value = (x.requires_grad_() for x in tokens.unbind())
+    out = af.attention(query, key, value, mechanism)
+    first = torch.autograd.grad(out.square().sum(), (query, key, value), create_graph=True)
+    second = torch.autograd.grad(torch.stack([x.square().sum() for x in first]).sum(), (query, key, value))
+    assert all(x.isfinite().all() for x in second)

@@ -106,6 +106,32 @@ def test_short_and_long_causal_sequences_take_two_compilations_at_most():
     assert counter.frame_count <= 2
 
 
+def test_a_mechanism_with_a_scale_of_its_own_compiles_behind_a_state():
+    torch._dynamo.reset()
+
+    @torch.compile(backend="aot_eager", fullgraph=True, dynamic=True)
+    def run(query: Tensor, key: Tensor, value: Tensor, state: af.State) -> Tensor:
+        return af.attention(query, key, value, "nala_released", causal=True, initial_state=state)
+
+    for length in (20, 33):
+        query, key, value = tokens(length, mechanism="nala_released")
+        state = af.summarize(key, value, "nala_released")
+        expected = af.attention(query, key, value, "nala_released", causal=True, initial_state=state)
+        torch.testing.assert_close(run(query, key, value, state), expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("case", ["full", "causal", "causal rotary"])
+def test_softmax_compiles_for_any_length(case: str):
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *inputs: attention(given)(*inputs), backend="aot_eager", dynamic=True)
+    for length in (20, 33):
+        given = options(case, length, mechanism="softmax")
+        inputs = learn(*tokens(length))
+        target = torch.randn(2, length, 4, VALUES, dtype=torch.float64)
+        expected = gradients(attention(given), inputs, target)
+        torch.testing.assert_close(gradients(compiled, inputs, target), expected, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("case", ["causal packed", "causal masked rotary"])
 def test_every_kind_of_causal_attention_compiles(case: str):
     torch._dynamo.reset()

@@ -12,6 +12,7 @@ from .mechanisms import Mechanism
 from .packing import Chunks
 from .precision import widen
 from .rotary import Rotary
+from .sieve import can_be_read
 from .state import State, fraction, outer
 
 
@@ -91,6 +92,9 @@ def attend(
         plain, turned = features * state.key_mean[..., None, :], rotated * state.centre[..., None, :]
         mean = mechanism.mean_weight(z, scale * (turned - plain).sum(-1, keepdim=True)) * mean
     out = (mechanism.gain(z) * (rotated @ (scale * state.covariance))).add_(mean)
+    nothing = state.count == 0
+    if not can_be_read(nothing) or bool(nothing.any()):
+        out = out.masked_fill(nothing[..., None, None], 0)  # whatever the query holds
     return restore_tokens(out, query.shape[2] // heads, chunks)
 
 

@@ -85,7 +85,7 @@ def nala_query(x: Tensor) -> Tensor:
 
 def nala_key(x: Tensor) -> Tensor:
     """NaLaFormer's key map: |x| cubed, split by sign. (..., D) -> (..., 2D)."""
-    return split_by_sign(x.abs() ** NALA_POWER, x)
+    return split_by_sign(_cube(x), x)
 
 
 def nala_cosine_query(x: Tensor) -> Tensor:
@@ -95,12 +95,17 @@ def nala_cosine_query(x: Tensor) -> Tensor:
 
 def nala_cosine_key(x: Tensor) -> Tensor:
     """The paper's key map, cosine and sine of a phase in place of the sign split. (..., D) -> (..., 2D)."""
-    return _with_phase(x.abs() ** NALA_POWER, x)
+    return _with_phase(_cube(x), x)
 
 
 def split_by_sign(magnitude: Tensor, x: Tensor) -> Tensor:
     """Magnitudes of the positive channels, then of the negative ones; zeros elsewhere."""
     return torch.cat((magnitude.masked_fill(x <= 0, 0), magnitude.masked_fill(x >= 0, 0)), dim=-1)
+
+
+def _cube(x: Tensor) -> Tensor:
+    # NALA_POWER, spelled out: compilers take a number by name for one that may change, and cannot differentiate that.
+    return x.abs() ** 3
 
 
 def _with_phase(magnitude: Tensor, x: Tensor) -> Tensor:
@@ -113,7 +118,10 @@ def _with_phase(magnitude: Tensor, x: Tensor) -> Tensor:
 
 def _norm_aware_power(x: Tensor) -> Tensor:
     power = NALA_POWER * (NALA_OFFSET + torch.tanh(_norm(x)))
-    return _direction(x).abs() ** power
+    magnitude = _direction(x).abs()
+    # A power of zero has a logarithm of zero in its second derivative.
+    zero = magnitude.detach() == 0
+    return (magnitude.masked_fill(zero, 1) ** power).masked_fill(zero, 0)
 
 
 def _direction(x: Tensor) -> Tensor:

@@ -243,10 +243,11 @@ def _attend(query: Tensor, state: State, scale: float, rotary: Rotary | None) ->
     rotated = features if rotary is None else rotate(features, rotary)
     z = scale * (features * state.key_mean).sum(-1, keepdim=True)
     answer = mechanism.gain(z) * scale * (rotated[..., None] * state.covariance).sum(-2)
-    if mechanism.mean_weight is None:
-        return answer + state.value_mean
-    added = scale * (rotated * state.centre - features * state.key_mean).sum(-1, keepdim=True)
-    return answer + mechanism.mean_weight(z, added) * state.value_mean
+    mean = state.value_mean
+    if mechanism.mean_weight is not None:
+        added = scale * (rotated * state.centre - features * state.key_mean).sum(-1, keepdim=True)
+        mean = mechanism.mean_weight(z, added) * mean
+    return (answer + mean).masked_fill(state.count[..., None] == 0, 0)
 
 
 def _for_each(state: State, query: Tensor, cu_seqlens: Tensor | None) -> State:

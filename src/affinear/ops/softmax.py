@@ -79,7 +79,7 @@ def _apart(
 def _answer(query: Tensor, key: Tensor, value: Tensor, scale: float, visible: Tensor | None, causal: bool) -> Tensor:
     """Answers (B, N, H, E) to what `visible` (B or 1, 1, N, M) says, or the flag where that says it all."""
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
-    grouped = bool(query.shape[1] != key.shape[1])  # of traced sizes it is a symbol, which torch's own does not take
+    grouped = True if query.shape[1] != key.shape[1] else False  # noqa: SIM210 - of traced sizes, a choice, not a symbol
     if visible is None:
         out = F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale, enable_gqa=grouped)
         return out.transpose(1, 2)

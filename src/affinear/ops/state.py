@@ -247,7 +247,7 @@ def check_fits_together(state: State, name: str = "state") -> None:
 def _check_mergeable(a: State, b: State) -> None:
     check_fits_together(a)
     check_fits_together(b)
-    if a.mechanism != b.mechanism:
+    if a.mechanism is not b.mechanism and a.mechanism != b.mechanism:
         raise ValueError(
             f"state: expected two states of one mechanism, got {a.mechanism.name!r} and {b.mechanism.name!r}; "
             "summarize both with the same one"

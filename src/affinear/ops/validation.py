@@ -329,7 +329,8 @@ def check_state(
     if not isinstance(state, State):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"{name}: expected an affinear.State, got {type(state).__name__}; summarize makes one")
     check_fits_together(state, name)
-    if mechanism is not None and state.mechanism != mechanism:
+    # The same one, or an equal one; of two that are the same a compiler need not ask what is in them.
+    if mechanism is not None and state.mechanism is not mechanism and state.mechanism != mechanism:
         raise ValueError(
             f"{name}: expected a state of {mechanism.name!r}, got one of {state.mechanism.name!r}; "
             "use one mechanism throughout"
