@@ -197,7 +197,7 @@ def cut(row: dict[str, Tensor], plan: Plan, random: np.random.Generator) -> tupl
             masks = None if masks is None else masks.flip(axis)
     target = {"boxes": boxes, "labels": labels}
     if masks is not None:
-        seen = masks.flatten(1).any(1)  # a box may reach into the crop where its object does not
+        seen = masks.bool().flatten(1).any(1)  # a box may reach into the crop where its object does not
         target = {"boxes": boxes[seen], "labels": labels[seen], "masks": masks[seen]}
     return image, target
 
@@ -265,7 +265,7 @@ def learn(
             old = min(0.99, (step + 1) / (step + 10))
             torch._foreach_lerp_(mean, every, 1 - old)  # pyright: ignore[reportPrivateUsage]
         if step % 50 == 49 or step == plan.steps - 1:
-            losses.append(float(loss))
+            losses.append(loss.item())
             if not math.isfinite(losses[-1]):
                 raise RuntimeError(f"the loss is {losses[-1]} after {step + 1} steps")
             if not half_at:  # the first steps choose kernels and are not what a step takes

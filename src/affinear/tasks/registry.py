@@ -12,7 +12,11 @@ from ..train.task import Task
 
 # Modules that have TASK. A task of one's own needs no entry: hand the value to `Setup`.
 MODULES: Mapping[str, str] = MappingProxyType(
-    {"classify": "affinear.tasks.classify", "segment": "affinear.tasks.segment"}
+    {
+        "classify": "affinear.tasks.classify",
+        "detect": "affinear.tasks.detect",
+        "segment": "affinear.tasks.segment",
+    }
 )
 
 

@@ -16,6 +16,7 @@ MEASURES = (
     Measure("mask_ap", "mask AP"),
     Measure("mask_ap50", "mask AP50"),
     Measure("mask_ap75", "mask AP75"),
+    Measure("cap", "cap of detections", form=".0f"),
 )
 NUMBERS = ("ap", "ap50", "ap75", "small", "medium", "large", "recall")
 
@@ -34,9 +35,9 @@ def score_of(
     """
     found = {kind: summarize(parts, len(names), cap) for kind, parts in matches.items()}
     numbers = {f"{kind}_{name}": getattr(one, name) for kind, one in found.items() for name in NUMBERS}
-    wanted = [int(sum(one.wanted[0] for one in matches["box"] if one.label == i)) for i in range(len(names))]
+    showing = [sum(1 for one in matches["box"] if one.label == i and one.wanted[0]) for i in range(len(names))]
     parts = tuple(
-        Part(name, wanted[i], {f"{kind}_ap": one.by_class[i] for kind, one in found.items() if wanted[i]})
+        Part(name, showing[i], {f"{kind}_ap": one.by_class[i] for kind, one in found.items() if showing[i]})
         for i, name in enumerate(names)
     )
     known = {name: value for name, value in numbers.items() if not math.isnan(value)}

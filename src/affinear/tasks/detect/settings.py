@@ -17,13 +17,13 @@ HEADS = ("retinanet", "rcnn", "cascade")
 
 def _sides(least: int) -> Check:
     def read(text: str) -> Any:
-        found = settings.parse_value(text)
-        return found if isinstance(found, tuple) or found is None else (found,)
+        found = settings.parse_value(text) if text.strip() else None
+        return found if isinstance(found, tuple) else () if found is None else (found,)
 
     def good(value: Any) -> bool:
         return isinstance(value, tuple) and len(value) >= least and all(isinstance(n, int) and n > 0 for n in value)
 
-    return Check(f"sides in pixels with commas{', or none' if not least else ''}", good, lambda text: read(text) or ())
+    return Check(f"sides in pixels with commas{', or none' if not least else ''}", good, read)
 
 
 @dataclass(frozen=True)
