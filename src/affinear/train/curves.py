@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,14 @@ from .records import Record
 from .task import Measure
 
 NAME = "curves.png"
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is here; the report has the curves in any case."""
+    try:
+        return find_spec("matplotlib") is not None
+    except ValueError:  # somebody took it away on purpose
+        return False
 
 
 def draw(output: Path, records: Sequence[Record], metric: Measure, by_steps: bool) -> Path:

@@ -422,7 +422,8 @@ class _Trainer:
         return f"A smaller lr, a longer warm-up, clip_grad, or precision 'no' where it is 'fp16', may help.{last}"
 
     def _is_finished(self) -> bool:
-        output, names = self._run.output, (checkpoint.LAST, curves.NAME, folder.REPORT)
+        drawn = (curves.NAME,) if curves.can_draw() else ()
+        output, names = self._run.output, (checkpoint.LAST, *drawn, folder.REPORT)
         return all((output / name).is_file() for name in names) and not broken(output / checkpoint.LAST)
 
     def _finish(self) -> None:
@@ -430,7 +431,8 @@ class _Trainer:
         value = (records[-1].test or {}).get(self._task.metric.name)
         self._export(checkpoint.LAST, kit.network, records[-1], value)
         if self._main:
-            curves.draw(self._run.output, records, self._task.metric, by_steps_of(kit.recipe))
+            if curves.can_draw():
+                curves.draw(self._run.output, records, self._task.metric, by_steps_of(kit.recipe))
             shown = [] if is_sharded(kit.accelerator) else self._shown()
             report.write(self._run.output, self._task, self._about, self._outline, self._position, shown)
 
