@@ -225,13 +225,14 @@ def outer(x: Tensor, y: Tensor) -> Tensor:
 def check_fits_together(state: State, name: str = "state") -> None:
     """Shapes, types and devices of a state that somebody may have made by hand."""
     shape = tuple(state.covariance.shape)
-    lead, (features, values) = shape[:-2], shape[-2:] if len(shape) >= 4 else (0, 0)
+    # Inside vmap there are fewer dimensions than (B, H, F, E).
+    lead, (features, values) = shape[:-2], shape[-2:] if len(shape) >= 2 else (0, 0)
     expected = {"count": lead, "key_mean": (*lead, features), "value_mean": (*lead, values)}
     if state.rotated_key_mean is not None:
         expected["rotated_key_mean"] = (*lead, features)
     for part, wanted in expected.items():
         x: Tensor = getattr(state, part)
-        if tuple(x.shape) != wanted or len(shape) < 4:
+        if tuple(x.shape) != wanted or len(shape) < 2:
             raise ValueError(
                 f"{name}: expected {part} of shape {wanted} beside a covariance (B, H, F, E) of shape {shape}, got "
                 f"{tuple(x.shape)}; let summarize make states"
