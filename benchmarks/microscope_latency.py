@@ -18,9 +18,18 @@ import time
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from affinear.lens.microscope import make_server
+from affinear.lens.microscope import Network, make_server
 
 BAR = 150.0  # milliseconds
+
+
+def opened(model: str | None) -> Network | None:
+    """The network of this name, with random weights."""
+    if model is None:
+        return None
+    from affinear.models.making import make
+
+    return Network(model, make(model, {}).eval())
 
 
 def main() -> None:
@@ -30,7 +39,7 @@ def main() -> None:
     parser.add_argument("--model", help="A network to look into, instead of raw patches.")
     parser.add_argument("--layer", type=int, default=0, help="The number of its layer.")
     asked = parser.parse_args()
-    with make_server(model=asked.model) as server:
+    with make_server(network=opened(asked.model)) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         connection = http.client.HTTPConnection(urlsplit(server.address).netloc)

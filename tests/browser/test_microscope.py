@@ -19,7 +19,7 @@ from PIL import Image
 
 import affinear
 from affinear import lens
-from affinear.lens.microscope import make_server, patches, pictures
+from affinear.lens.microscope import Network, make_server, patches, pictures
 from affinear.lens.microscope.answers import MECHANISMS
 from affinear.lens.microscope.server import Microscope
 
@@ -41,9 +41,12 @@ READY = "body[data-state=ready]:not(.slow)"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Microscope]:
-    pytest.importorskip("timm")
+    timm = pytest.importorskip("timm")
     torch.manual_seed(0)
-    with make_server(model="inline_deit_tiny") as found:
+    import affinear.models  # noqa: F401
+
+    network = Network("inline_deit_tiny", timm.create_model("inline_deit_tiny").eval())
+    with make_server(network=network) as found:
         thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield found

@@ -230,7 +230,7 @@ def test_models_that_are_not_there_are_told():
     ("arguments", "said"),
     [
         (["mavit_tin"], "such as mavit_tiny"),
-        (["mavit_tiny", "--size", "big"], "expected HxW"),
+        (["mavit_tiny", "--size", "big"], "--image-size: expected a side such as 224, or height and width"),
         (["mavit_tiny", "--size", "8x8"], "size: expected at least 32 x 32, got 8 x 8"),
         (["mavit_tiny", "-o", "model.pb"], "can be saved as .onnx"),
         (["mavit_tiny", "--weights", "absent.safetensors"], "absent.safetensors"),
@@ -251,7 +251,7 @@ def test_export_saves_what_was_checked(tmp_path: Path, monkeypatch: pytest.Monke
 
     exported = export.Exported(b"content", ("batch", "height", "width"), ((1, 3, 32, 48),), 2.5e-7)
     monkeypatch.setattr(export, "export_onnx", lambda model, **given: exported)
-    result = run("export", "nalaformer_xtiny", "-o", tmp_path / "a.onnx", "--size", "32x48")
+    result = run("export", "nalaformer_xtiny", "-o", tmp_path / "a.onnx", "--image-size", "32x48")
     assert result.exit_code == 0, result.output
     assert (tmp_path / "a.onnx").read_bytes() == b"content"
     assert "May vary: batch, height, width. Largest relative error against torch: 2.5e-07." in result.output

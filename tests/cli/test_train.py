@@ -114,7 +114,10 @@ def test_a_dry_run_plans_and_writes_nothing(tmp_path: Path):
         (f"{TRAIN} --image-size big", "image_size: expected a side such as 224"),
         (f"{TRAIN} --precision fp12", "precision: expected one of no, bf16, fp16"),
         (f"{TRAIN} --model-arg depth", "--model-arg: expected name=value"),
-        (f"{TRAIN} --weights nowhere.safetensors", "weights: expected a file of weights"),
+        (
+            f"{TRAIN} --weights nowhere.safetensors",
+            "weights: nowhere.safetensors: expected the folder of a run",
+        ),
         (f"{TRAIN} --batch-size 5000", "do not fill a batch of 5000"),
         ("eval nowhere --data digits", "got nothing of that name"),
         ("predict a.png --weights nowhere", "got nothing of that name"),

@@ -412,14 +412,6 @@ def test_a_model_is_needed_for_a_network():
     assert "start `affinear lens` with --model" in json.loads(content)["error"]
 
 
-def test_wrong_networks_and_lone_checkpoints_are_refused_at_the_start(tmp_path):
-    with pytest.raises(ValueError, match="expected the name of the network"):
-        make_server(checkpoint=tmp_path / "weights.safetensors")
-    pytest.importorskip("timm")
-    with pytest.raises(ValueError, match="mavit_tiny"):
-        make_server(model="mavit_tinny")
-
-
 def test_a_mistake_of_its_own_is_told_and_survived(server: Microscope, monkeypatch, capsys):
     monkeypatch.setattr(Desk, "rows", lambda *_: 1 / 0)
     status, _, content = ask(server, "/api/rows?image=flower&patch=0")

@@ -116,6 +116,20 @@ def told(path: Path, written: bool, wanted: Path, what: str = "figure") -> str:
     return f"{wanted} was there and differs, so the {what} is in {path}."
 
 
+def parse_sides(text: str | None) -> tuple[int, int] | None:
+    """Height and width that `--image-size` asks for, 224 or 192x256; None where it is not given.
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    from affinear.train.settings import parse_size
+
+    try:
+        return None if text is None else parse_size(text)
+    except ValueError as error:
+        raise ValueError(f"--image-size: {error}") from None
+
+
 def stop(sentence: str) -> NoReturn:
     """Say why in a sentence, and end."""
     print(sentence, file=sys.stderr)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from .common import check_output, keeper, require, stop, told
+from .common import TRAINING, check_output, keeper, parse_sides, require, stop, told
 
 
 def export(
-    name: Annotated[str, typer.Argument(help="A network that `affinear models` lists, such as mavit_tiny.")],
+    name: Annotated[
+        str | None, typer.Argument(help="A network, such as mavit_tiny; weights of a run tell it themselves.")
+    ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to save it: .onnx.")] = Path("model.onnx"),
     weights: Annotated[
-        Path | None, typer.Option(help="Its weights, .safetensors or a released file; random ones if not given.")
+        Path | None,
+        typer.Option(help="Folder of a run, or a file, .safetensors or released; random weights if not given."),
     ] = None,
-    size: Annotated[str | None, typer.Option(help="HxW of the images, such as 224x224; if not given, its own.")] = None,
+    image_size: Annotated[
+        str | None,
+        typer.Option("--image-size", "--size", help="Side, or height x width: 224 or 192x256; if not given, its own."),
+    ] = None,
     fixed_size: Annotated[bool, typer.Option("--fixed-size", help="For images of that size only.")] = False,
     opset: Annotated[int, typer.Option(min=18, help="Version of ONNX's operators.")] = 20,
     num_classes: Annotated[int | None, typer.Option(min=1, help="Classes, without --weights.")] = None,
@@ -27,21 +33,21 @@ def export(
     It takes minutes. If the output file is there already and differs, a free name such as model-2.onnx is taken, unless
     --force.
     """
-    require("export", "timm", "safetensors", "onnx", "onnxscript", "onnxruntime")
+    require("export", "onnx", "onnxscript", "onnxruntime")
+    require("train", *TRAINING)
     check_output(output, "The network", (".onnx",))
     from rich.console import Console
 
-    from affinear.bench.models_plan import Images
-    from affinear.models import checkpoints
     from affinear.models.export import export_onnx
+    from affinear.tasks.networks import open_network
 
     try:
-        model = checkpoints.network(name, weights, num_classes)
-        images = Images.parse(size or "x".join(str(side) for side in model.pretrained_cfg["input_size"][1:]), batch=1)
+        model: Any = open_network(name, weights, num_classes=num_classes).network
+        height, width = parse_sides(image_size) or model.pretrained_cfg["input_size"][1:]
         with Console(stderr=True).status("") as status:
             exported = export_onnx(
                 model,
-                size=(images.height, images.width),
+                size=(height, width),
                 dynamic_size=False if fixed_size else None,
                 opset=opset,
                 progress=lambda step: status.update(f"{step.capitalize()} ..."),

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .common import FORMATS, check_output, keeper, require, stop, told
+from .common import FORMATS, TRAINING, check_output, keeper, require, stop, told
+
+if TYPE_CHECKING:
+    from affinear.lens.microscope import Network
+
+WEIGHTS = "Folder of a run, or a file, .safetensors or released; random weights if not given."
 
 
 def lens_microscope(
@@ -18,25 +23,32 @@ def lens_microscope(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 0,
     model: Annotated[str | None, typer.Option(help="A network to look into, such as mavit_tiny.")] = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="Its weights, .safetensors or a released file; random ones if not given.")
-    ] = None,
+    weights: Annotated[Path | None, typer.Option("--weights", "--checkpoint", help=WEIGHTS)] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address, open nothing.")] = False,
 ) -> None:
     """Open the microscope, a page that shows what a patch of an image attends to; or draw figures or write a report."""
     if context.invoked_subcommand is not None:
         return
     require("lens", "PIL", "numpy")
-    if model is not None:
-        require("vision", "timm", "safetensors")
+    asked = model is not None or weights is not None
+    if asked:
+        require("train", *TRAINING)
     from affinear.lens.microscope import serve
 
     try:
-        serve(host, port, model, checkpoint, open_browser=not no_browser)
+        serve(host, port, _looked_into(model, weights) if asked else None, open_browser=not no_browser)
     except (ValueError, TypeError) as error:
         stop(f"{str(error).rstrip('.')}.")
     except OSError as error:
         stop(f"The microscope could not be started: {error.strerror or error}.")
+
+
+def _looked_into(model: str | None, weights: Path | None) -> Network:
+    from affinear.lens.microscope import Network
+    from affinear.tasks.networks import open_network
+
+    opened = open_network(model, weights)
+    return Network(opened.name, opened.network, opened.weights)
 
 
 def lens_figures(
@@ -83,14 +95,14 @@ def lens_figures(
 
 
 def lens_report(
-    model: Annotated[str, typer.Option(help="A network that `affinear models` lists, such as mavit_tiny.")],
     data: Annotated[Path, typer.Option(help="A folder of images: .jpg, .png or .webp, in it or in folders of it.")],
+    model: Annotated[
+        str | None, typer.Option(help="A network, such as mavit_tiny; weights of a run tell it themselves.")
+    ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to save the report: .html.")] = Path(
         "affinear-report.html"
     ),
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="Its weights, .safetensors or a released file; random ones if not given.")
-    ] = None,
+    weights: Annotated[Path | None, typer.Option("--weights", "--checkpoint", help=WEIGHTS)] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many images.")] = 16,
     rows: Annotated[int, typer.Option(min=1, help="At most so many queries of each image and layer.")] = 256,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
@@ -100,17 +112,18 @@ def lens_report(
     If the output file is there already and differs, a free name such as affinear-report-2.html is taken, unless
     --force.
     """
-    require("vision", "timm", "safetensors", "torchvision", "PIL")
+    require("train", *TRAINING)
     check_output(output, "The report", (".html",))
     import torch
     from rich.console import Console
 
     from affinear.lens.report import batch_of_images, html, summary
     from affinear.lens.watching import watch
-    from affinear.models import checkpoints
+    from affinear.tasks.networks import open_network
 
     try:
-        network = checkpoints.network(model, checkpoint).eval()
+        opened = open_network(model, weights)
+        network = opened.network
         images = batch_of_images(data, network, limit)
         with Console(stderr=True).status("") as status, watch(network, rows=rows) as watched, torch.no_grad():
             for done, batch in enumerate(images.pixels.split(4)):
@@ -121,12 +134,12 @@ def lens_report(
     for reason in images.skipped:
         print(f"Skipped {reason}", file=sys.stderr)
     about = {
-        "network": model,
-        "weights": "random" if checkpoint is None else checkpoint.name,
+        "network": opened.name,
+        "weights": opened.weights or "random",
         "images": f"{len(images.names)} of {data}",
         "rows": f"at most {rows} of each image",
     }
-    page = html(watched, title=f"Attention of {model}", about=about)
+    page = html(watched, title=f"Attention of {opened.name}", about=about)
     print("\n".join(summary(watched)))
     saved = keeper(output, "report", force)(page.encode())
     print(told(saved.path, saved.written, output, "report"))

@@ -72,7 +72,7 @@ class Images:
     """Images of a folder, ready for a network.
 
     Attributes:
-        pixels: (B, 3, H, W), normalised as the network wants it, float32 on the CPU.
+        pixels: (B, C, H, W), of the network's channels, normalised as the network wants it, float32 on the CPU.
         names: Of the files, within the folder.
         skipped: Names of files that could not be read, each with the reason.
     """
@@ -204,7 +204,8 @@ def _transform(model: nn.Module) -> Callable[[Image.Image], Tensor]:
     fixed: Any = getattr(getattr(model, "patch_embed", None), "img_size", None)
     if isinstance(fixed, (tuple, list)):  # made for another size than the one it was published with
         config["input_size"] = (config["input_size"][0], *fixed)
-    return create_transform(**config)  # pyright: ignore[reportReturnType]
+    ready: Any = create_transform(**config)
+    return (lambda image: ready(image.convert("L"))) if config["input_size"][0] == 1 else ready
 
 
 def _spread(paths: Sequence[Path], limit: int) -> Iterable[Path]:

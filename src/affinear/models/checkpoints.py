@@ -81,14 +81,6 @@ def convert(path: Path, name: str, *, nest: str | None = None, img_size: int | N
     return Converted(save(tensors, about), model, weights)
 
 
-def network(name: str, path: Path | None = None, num_classes: int | None = None) -> Any:
-    """The network of this name, with the weights of a file, or else with fresh ones and so many classes."""
-    if path is not None:
-        return filled(name, read(path))
-    check_name(name)
-    return make(name, {} if num_classes is None else {"num_classes": num_classes})
-
-
 def filled(name: str, weights: Weights, **given: Any) -> nn.Module:
     """The network of this name with these weights, and with their number of classes and image channels."""
     check_name(name)
@@ -110,7 +102,7 @@ def check_name(name: str) -> None:
 
 def shape_of_ends(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, int]:
     """Image channels and classes of a checkpoint, as far as its first and last layer can be found."""
-    ours = _translated(tensors, model)
+    ours = translated(tensors, model)
     config: dict[str, Any] = model.pretrained_cfg  # pyright: ignore[reportAssignmentType]
     first, last = ours.get(f"{config['first_conv']}.weight"), ours.get(f"{config['classifier']}.weight")
     found = {}
@@ -121,7 +113,12 @@ def shape_of_ends(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, 
     return found
 
 
-def _translated(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+def translated(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Weights under our names, if they have those of a release.
+
+    Raises:
+        ValueError: If they are of another network.
+    """
     try:
         return released.translate(tensors, model)
     except (RuntimeError, IndexError, ValueError) as error:  # shapes that no release has

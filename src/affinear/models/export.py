@@ -165,6 +165,7 @@ def _facts(model: nn.Module, shape: Sequence[int]) -> dict[str, str]:
         "input_size": list(shape[1:]),
         "num_classes": getattr(model, "num_classes", None),
         **{name: config.get(name) for name in ("mean", "std", "interpolation")},
+        "class_names": config.get("label_names"),
     }
     return {
         name: fact if isinstance(fact, str) else json.dumps(fact) for name, fact in facts.items() if fact is not None

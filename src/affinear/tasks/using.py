@@ -11,11 +11,10 @@ from accelerate.utils import gather_object
 
 from ..models.checkpoints import read, room_for
 from ..models.sealing import broken
-from ..train.about import About, about
-from ..train.checkpoint import BEST
+from ..train.about import About, about, check_asked, named
 from ..train.devices import accelerated
 from ..train.engine import scored
-from ..train.folder import RUN
+from ..train.folder import weights_in
 from ..train.recipe import Recipe
 from ..train.task import Data, Job, Score, Task, Trained
 from ..train.weights import fill
@@ -36,21 +35,20 @@ def load_trained(
         source: The folder or the file.
         model: Name of the network, for files that do not tell.
         task: Name of the task, for files that do not tell; classify if not given.
-        model_args: What it is made with beside that, for files that do not tell.
+        model_args: What it is made with beside that, for files that do not tell; what a file tells is not
+            contradicted.
         changes: Fields of the task's settings, if not those it was trained with, such as `image_size`.
 
     Raises:
         ValueError: If there are no such weights, or they are of another network or task.
     """
-    path = source / BEST if source.is_dir() else source
-    if not path.is_file():
-        raise ValueError(f"{source}: expected the folder of a run or a file of weights, got {_absence(source)}")
+    path = weights_in(source)
     told = about(path) if path.suffix == ".safetensors" else None
     if told is None:
-        return find(task or "classify").bare(path, model, model_args or {}, changes)
-    for asked, known in ((model, told.model), (task, told.task)):
-        if asked is not None and asked != known:
-            raise ValueError(f"{path}: these weights are of {known}, not of {asked}")
+        return find(task or "classify").bare(path, named(path, model), model_args or {}, changes)
+    if task is not None and task != told.task:
+        raise ValueError(f"{path}: these weights are of {told.task}, not of {task}")
+    check_asked(told, path, model, model_args or {})
     if broken(path):
         raise ValueError(f"{path}: the file is not what was written: a bit of it has changed; get a whole copy of it")
     chosen = find(told.task)
@@ -110,11 +108,3 @@ def _job(task: Task[Any, Any], told: About, path: Path) -> Job[Any]:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return job
-
-
-def _absence(source: Path) -> str:
-    if not source.exists():
-        return "nothing of that name"
-    if (source / RUN).is_file():
-        return f"a run that has no {BEST} yet"
-    return f"a folder without {BEST}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -46,13 +46,46 @@ def about(path: Path) -> About | None:
     Raises:
         ValueError: If it is no file of safetensors, or a field is missing or holds what it may not.
     """
+    text = _metadata(path).get("about")
+    return None if text is None else parse(text, str(path))
+
+
+def named(path: Path, asked: str | None) -> str | None:
+    """Name of the network of bare weights: what `affinear convert` wrote beside them, or else what the user says.
+
+    Raises:
+        ValueError: If the two contradict each other.
+    """
+    known = _metadata(path).get("model") if path.suffix == ".safetensors" else None
+    if known is not None and asked is not None and known != asked:
+        raise ValueError(f"{path}: these weights are of {making.short(known)[1:-1]}, not of {asked}")
+    return known or asked
+
+
+def check_asked(told: About, path: Path, model: str | None, model_args: Mapping[str, Any]) -> None:
+    """Raise ValueError if a user asks for another network than the one that weights were trained in."""
+    if model is not None and model != told.model:
+        raise ValueError(f"{path}: these weights are of {told.model}, not of {model}")
+    for name, value in model_args.items():
+        known = told.model_args.get(name)
+        if name not in told.model_args or _plain(known) != _plain(value):
+            trained = f"{name}={making.short(known)}" if name in told.model_args else f"no {name} set"
+            raise ValueError(
+                f"{path}: these weights were trained with {trained}, not with {name}={making.short(value)}; leave "
+                f"{name} out"
+            )
+
+
+def _plain(value: Any) -> Any:
+    return list(cast("Sequence[Any]", value)) if isinstance(value, (list, tuple)) else value
+
+
+def _metadata(path: Path) -> Mapping[str, str]:
     try:
         with safe_open(path, "pt") as file:  # pyright: ignore[reportGeneralTypeIssues]
-            metadata = cast("Mapping[str, str]", file.metadata() or {})
+            return cast("Mapping[str, str]", file.metadata() or {})
     except (OSError, SafetensorError, ValueError, RuntimeError) as error:
         raise ValueError(f"{path}: expected a file of safetensors, got what cannot be read as such ({error})") from None
-    text = metadata.get("about")
-    return None if text is None else parse(text, str(path))
 
 
 def parse(text: str, source: str) -> About:

@@ -26,6 +26,7 @@ from .blame import named_tensors, weights_at_fault
 from .checkpoint import Position
 from .devices import accelerated, device, is_sharded, peak_memory
 from .faults import Interrupted, NonFinite, RunError
+from .folder import weights_in
 from .kit import Kit, build
 from .ownership import owned
 from .progress import Outline, Progress
@@ -33,6 +34,7 @@ from .recipe import Recipe
 from .records import Log, Record
 from .seeding import kept_random_state, seed_step
 from .signals import Wish, wishes
+from .starting import made_with
 from .state import load_into, snapshot
 from .stepping import Fault, Stepper
 from .task import Data, Job, Score, Setup, Work
@@ -51,7 +53,8 @@ class Run:
         output: Folder for all that the run writes.
         setup: The task, and how to train: what `affinear.tasks.recipe_for` gives.
         model_args: What the network is made with beside what data and settings say.
-        weights: File of weights to begin with; None for fresh ones.
+        weights: Weights to begin with, a file or the folder of a run; None for fresh ones. What they tell of the
+            network's making holds, and is not contradicted.
     """
 
     model: str
@@ -158,7 +161,8 @@ def train(
 
 def settled(run: Run, data: Data) -> Job[Any]:
     """What a run trains, with nothing left open: what machine, data and network decide is decided."""
-    asked = Job(run.model, dict(run.model_args), _on(run.setup.recipe, device()), run.setup.settings)
+    made = made_with(run.weights, run.model, run.model_args)
+    asked = Job(run.model, made, _on(run.setup.recipe, device()), run.setup.settings)
     return run.setup.task.settle(asked, data)
 
 
@@ -497,7 +501,7 @@ def by_steps_of(recipe: Recipe) -> bool:
 def describe(run: Run, job: Job[Any], data: Data) -> dict[str, Any]:
     """What a run is, for `run.json` and for the weights."""
     try:
-        model_args = json.loads(json.dumps(dict(run.model_args)))
+        model_args = json.loads(json.dumps(dict(job.model_args)))
     except TypeError as error:
         raise ValueError(f"model_args: expected numbers, names and lists, which a file can hold: {error}") from None
     return {
@@ -520,6 +524,7 @@ def _start(run: Run) -> Mapping[str, torch.Tensor] | None:
         return None
     from affinear.models.checkpoints import read
 
-    if not run.weights.is_file():
-        raise ValueError(f"weights: expected a file of weights, got {run.weights}, which is none")
-    return read(run.weights).tensors
+    try:
+        return read(weights_in(run.weights)).tensors
+    except ValueError as error:
+        raise ValueError(f"weights: {error}") from None

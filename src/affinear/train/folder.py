@@ -30,6 +30,20 @@ DRAFT = re.compile(r"\.(run\.json\.\d+\.part|[0-9a-f]{32})")  # what a run leave
 PACKAGES = ("timm", "accelerate", "safetensors", "numpy")
 
 
+def weights_in(source: Path) -> Path:
+    """The file of weights that a user names: a file, or the folder of a run, whose best weights are taken.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    path = source / BEST if source.is_dir() else source
+    if path.is_file():
+        return path
+    found = f"a run that has no {BEST} yet" if (source / RUN).is_file() else f"a folder without {BEST}"
+    got = found if source.exists() else "nothing of that name"
+    raise ValueError(f"{source}: expected the folder of a run or a file of weights, got {got}")
+
+
 def enter(folder: Path, about: Mapping[str, Any], free: Collection[str], *, resume: bool, force: bool) -> Path | None:
     """Make sure that a run may take place in a folder, before anything is computed or written.
 

@@ -7,8 +7,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -124,22 +122,9 @@ class Desk:
         return found
 
 
-def make_desk(model: str | None, checkpoint: Path | None) -> Desk:
-    """A desk with the samples and, where one is named, a network.
-
-    Raises:
-        ValueError: If the name or the file is not right.
-        OSError: If the file cannot be read.
-    """
-    if model is None:
-        if checkpoint is not None:
-            raise ValueError("model: expected the name of the network that the checkpoint belongs to, got none")
-        return Desk(Album(pictures.samples()))
-    from affinear.models import checkpoints
-
-    network: Any = checkpoints.network(model, checkpoint)
-    weights = "" if checkpoint is None else checkpoint.name
-    return Desk(Album(pictures.samples()), Network(model, network.eval(), weights))
+def make_desk(network: Network | None) -> Desk:
+    """A desk with the samples and, where there is one, a network."""
+    return Desk(Album(pictures.samples()), network)
 
 
 def _described(number: int, layer: Layer) -> Answer:

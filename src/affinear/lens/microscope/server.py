@@ -19,7 +19,7 @@ from typing import Any, cast
 from urllib.parse import parse_qsl, urlsplit
 
 from affinear.lens.microscope.answers import Answer
-from affinear.lens.microscope.desk import Desk, make_desk
+from affinear.lens.microscope.desk import Desk, Network, make_desk
 from affinear.lens.microscope.refusal import Refusal
 
 MOST_BYTES = 16 * 2**20  # of an upload
@@ -273,20 +273,16 @@ def _loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def make_server(
-    host: str = "127.0.0.1", port: int = 0, model: str | None = None, checkpoint: Path | None = None
-) -> Microscope:
+def make_server(host: str = "127.0.0.1", port: int = 0, network: Network | None = None) -> Microscope:
     """A microscope that is ready to serve, `serve_forever()`; its `address` is where the page is.
 
     Args:
         host: Where to listen; only this machine by default.
         port: Port; 0 takes a free one.
-        model: A network that `affinear models` lists, to look into; None for raw patches alone.
-        checkpoint: Its weights, .safetensors or a released file; random ones if None.
+        network: One to look into, such as `affinear.tasks.networks.open_network` opens; None for raw patches alone.
 
     Raises:
-        ValueError: If the network or the checkpoint is not right.
-        OSError: If the port is taken, or the checkpoint cannot be read.
+        OSError: If the port is taken.
 
     Example:
         >>> from affinear.lens.microscope import make_server
@@ -294,14 +290,13 @@ def make_server(
         ...     server.address.startswith("http://127.0.0.1:")
         True
     """
-    return Microscope(host, port, make_desk(model, checkpoint))
+    return Microscope(host, port, make_desk(network))
 
 
 def serve(
     host: str = "127.0.0.1",
     port: int = 0,
-    model: str | None = None,
-    checkpoint: Path | None = None,
+    network: Network | None = None,
     open_browser: bool = True,
 ) -> None:
     """Show the microscope until Ctrl-C; arguments as for `make_server`.
@@ -309,11 +304,10 @@ def serve(
     Args:
         host: Where to listen; only this machine by default.
         port: Port; 0 takes a free one.
-        model: A network to look into.
-        checkpoint: Its weights.
+        network: One to look into.
         open_browser: Whether to open the page.
     """
-    with make_server(host, port, model, checkpoint) as server:
+    with make_server(host, port, network) as server:
         print(f"The microscope is at {server.address} (Ctrl-C ends it)", flush=True)  # noqa: T201
         if not _loopback(host):
             print("Everybody who reaches this machine can use it.", flush=True)  # noqa: T201

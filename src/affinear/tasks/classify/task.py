@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from ...lens.glance import Attention
 from ...models import making
-from ...models.checkpoints import read, room_for, shape_of_ends
+from ...models.checkpoints import read, room_for, shape_of_ends, translated
 from ...models.making import MOST_NUMBERS
 from ...train.page import Section
 from ...train.recipe import Recipe
@@ -186,7 +186,7 @@ class Classify(Task[Images, ClassifySettings]):
         given: dict[str, Any] = {**model_args, **sized}
         ends: dict[str, Any] = shape_of_ends(tensors, making.outline(model, {}))
         network = making.make(model, {**ends, **given}, room=room_for(tensors))
-        fill(network, tensors, str(path))
+        fill(network, translated(tensors, network), str(path))
         settings, channels = networks.own_settings(network)
         facts = {"class_names": [], "channels": channels}
         job = Job(model, given, Recipe(batch_size=64), settings.changed(**changes), facts)
