@@ -29,7 +29,7 @@ def build_app() -> typer.Typer:
     """Assemble the command line out of its subcommands."""
     import typer
 
-    from . import bench, compare, convert, demo, evaluate, export, lens, models, predict, train, version
+    from . import bench, compare, convert, demo, distil, evaluate, export, lens, models, predict, train, version
 
     app = typer.Typer(no_args_is_help=True, add_completion=False)
     app.callback()(version.command_line)
@@ -38,6 +38,7 @@ def build_app() -> typer.Typer:
     app.command()(convert.convert)
     app.command()(export.export)
     app.command()(train.train)
+    app.command()(distil.distil)
     app.command("eval")(evaluate.evaluate)
     app.command()(predict.predict)
     app.command()(compare.compare)

@@ -15,6 +15,7 @@ MODULES: Mapping[str, str] = MappingProxyType(
     {
         "classify": "affinear.tasks.classify",
         "detect": "affinear.tasks.detect",
+        "distil": "affinear.tasks.distil",
         "segment": "affinear.tasks.segment",
     }
 )
