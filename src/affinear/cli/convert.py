@@ -19,13 +19,15 @@ def convert(
     ] = None,
     img_size: Annotated[int | None, typer.Option(help="Resize position tables for images of this side.")] = None,
     classes: Annotated[
-        Path | None, typer.Option(help="Of a segmenter: a file with the names of its classes, one per line.")
+        Path | None,
+        typer.Option(help="Of a segmenter or detector: a file with the names of its classes, one per line."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
 ) -> None:
     """Read a released checkpoint into one of the networks and save it as safetensors.
 
-    Classifiers, and segmenters with SemanticFPN or UperNet under mmsegmentation's names, for --model as their backbone.
+    Classifiers, segmenters with SemanticFPN or UperNet under mmsegmentation's names, and RetinaNet, Mask R-CNN and
+    Cascade Mask R-CNN under mmdetection's, for --model as their backbone.
     Code in the checkpoint is never run. If a tensor is missing, unexpected or of another shape, all of them are named
     and nothing is written.
     """
@@ -34,6 +36,7 @@ def convert(
     if not checkpoint.is_file():
         stop(f"{checkpoint} is not a file; give the path of a checkpoint.")
     from affinear.models import checkpoints
+    from affinear.models.detectors import released as detectors
     from affinear.models.heads import released
 
     try:
@@ -41,6 +44,11 @@ def convert(
         if released.head_of(weights.tensors) is not None:
             require("train", *TRAINING)
             from affinear.tasks.segment import converting
+
+            converted = converting.convert(weights, model, classes)
+        elif detectors.kind_of(weights.tensors) is not None:
+            require("train", *TRAINING)
+            from affinear.tasks.detect import converting
 
             converted = converting.convert(weights, model, classes)
         else:

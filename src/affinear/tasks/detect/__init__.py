@@ -1,7 +1,5 @@
 """Detection: objects found in images, as boxes and masks."""
 
-from .task import Detect
-
-TASK = Detect()
+from .task import TASK, Detect
 
 __all__ = ["TASK", "Detect"]

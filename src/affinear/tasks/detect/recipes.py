@@ -32,7 +32,7 @@ _ONCE = Recipe(
     sync_bn=True,
 )
 _THRICE = replace(_ONCE, epochs=36, milestones=(27.0, 33.0))
-_PUBLISHED = Detection(head_norm="none")
+_PUBLISHED = Detection(head_norm="none", sampling=0, relu_between=False)
 
 RECIPES: dict[str, tuple[Recipe, Detection]] = {
     RETINANET_1X: (replace(_ONCE, weight_decay=1e-4), replace(_PUBLISHED, head="retinanet")),

@@ -51,6 +51,8 @@ class Detection(Settings):
         box_head: "2fc" or "4conv1fc".
         class_aware: Of a cascade: whether each class has boxes of its own.
         box_loss: Of a cascade: "smooth_l1" or "giou".
+        sampling: Points in a bin of a region along each side; 0 for as many as it has pixels.
+        relu_between: Of RetinaNet: whether the seventh level comes from the positive part of the sixth.
         mask_padding: Whether padding is kept out of everything. False is the published arithmetic.
         frozen_norm: Whether batch norms of the backbone keep the statistics they came with.
         short_sides: Shorter sides of training images, of which one is drawn for each; none for as they are.
@@ -87,6 +89,8 @@ class Detection(Settings):
     box_head: str = "2fc"
     class_aware: bool = False
     box_loss: str = "smooth_l1"
+    sampling: int = 2
+    relu_between: bool = True
     mask_padding: bool = True
     frozen_norm: bool = False
     short_sides: tuple[int, ...] = (800,)
@@ -120,6 +124,8 @@ class Detection(Settings):
         "box_head": settings.one_of(get_args(BoxHead)),
         "class_aware": settings.truth(),
         "box_loss": settings.one_of(get_args(BoxLoss)),
+        "sampling": settings.whole(0),
+        "relu_between": settings.truth(),
         "mask_padding": settings.truth(),
         "frozen_norm": settings.truth(),
         "short_sides": _sides(0),
@@ -166,7 +172,7 @@ class Detection(Settings):
         }
         for name in ("anchor_sizes", "anchor_ratios", "nms", "proposals", "rois", "channels", "box_norm", "box_head"):
             given[name] = getattr(self, name)
-        for name in ("class_aware", "box_loss", "frozen_norm"):
+        for name in ("class_aware", "box_loss", "sampling", "relu_between", "frozen_norm"):
             given[name] = getattr(self, name)
         return DetectorSettings(**given)
 

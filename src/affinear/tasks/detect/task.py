@@ -252,3 +252,6 @@ def backbone_weights(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -
     return {known.get(name, name): tensor for name, tensor in tensors.items() if not name.startswith(LAST)} | {
         known[name]: tensor for name, tensor in tensors.items() if name in known
     }
+
+
+TASK = Detect()
