@@ -145,3 +145,15 @@ def test_export_compares_with_the_network_that_was_trained(folder: Path, tmp_pat
     assert json.loads(facts["class_names"]) == ["cat", "dog"]
     assert json.loads(facts["input_size"]) == [3, 32, 48]
     assert json.loads(facts["mean"]) == pytest.approx(load_trained(folder).job.settings.mean)
+
+
+def test_eval_of_class_folders_takes_all_images_and_says_so(folder: Path, photos: Path):
+    every = run("eval", folder, "--data", photos, "--workers", "0")
+    assert every.exit_code == 0, every.output
+    assert ", 24 images" in every.stdout
+    assert f"Measured on all images in {photos}." in every.stdout
+    some = run("eval", folder, "--data", photos, "--workers", "0", "--held-out", "--json")
+    assert some.exit_code == 0, some.output
+    told = json.loads(some.stdout)
+    assert told["images"] == 2
+    assert "held out for testing" in told["data"]

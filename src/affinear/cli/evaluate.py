@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 def evaluate(
     source: Annotated[Path, typer.Argument(help="Folder of a run, or a file of weights.")],
-    data: Annotated[str, typer.Option(help="As for `affinear train`; the test half is taken.")],
+    data: Annotated[
+        str,
+        typer.Option(help="As for `affinear train`; the test half is taken, or all of class folders without one."),
+    ],
     task: Annotated[str | None, typer.Option(help="The task, for weights that do not tell; else classify.")] = None,
     model: Annotated[str | None, typer.Option(help="The network, for weights that do not tell.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Samples at a time.")] = None,
@@ -24,10 +27,17 @@ def evaluate(
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="Any setting of the task: field=value; may be given again.")
     ] = None,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="Of class folders, only what `affinear train` holds out.")
+    ] = False,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read samples.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Measure trained weights on a test set: the numbers of the task, and each class by itself."""
+    """Measure trained weights on a test set: the numbers of the task, and each class by itself.
+
+    The test half of the data is taken. Class folders without halves are measured whole, images that the network has
+    learned from among them, unless --held-out.
+    """
     require("train", *TRAINING)
     import json
 
@@ -39,13 +49,15 @@ def evaluate(
         changes = changes_of(trained.task, setting, image_size=image_size)
         if changes:
             trained = tasks.load_trained(source, model, task=task, **changes)
-        score = tasks.evaluate(trained, data, batch_size=batch_size, workers=workers)
+        judge = trained.task.open_to_judge if not held_out else trained.task.open_held_out
+        opened, which = judge(data, trained.job.settings)
+        score = tasks.evaluate(trained, opened, batch_size=batch_size, workers=workers)
     if not is_first():
         return
     for name in score.skipped:
         print(f"Skipped, because it cannot be read: {name}", file=sys.stderr)
     if as_json:
-        print(json.dumps(_content(trained.task, score), indent=2, ensure_ascii=False))
+        print(json.dumps({"data": which, **_content(trained.task, score)}, indent=2, ensure_ascii=False))
         return
     for part in score.parts:
         value = part.numbers.get(trained.task.metric.name)
@@ -55,6 +67,7 @@ def evaluate(
     known.sort(key=lambda measure: measure.name == "loss")
     numbers = [f"{measure.title} {measure.told(score[measure.name])}" for measure in known]
     print(", ".join([*numbers, f"{score.count} {trained.task.samples}"]))
+    print(f"Measured on {which}.")
 
 
 def _content(task: Task[Any, Any], score: Score) -> dict[str, Any]:

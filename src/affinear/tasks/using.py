@@ -69,11 +69,11 @@ def evaluate(
     workers: int = 0,
     **changes: Any,
 ) -> Score:
-    """How well trained weights do on the test half of a data set.
+    """How well trained weights do on the test half of a data set, or on all of what has no halves.
 
     Args:
         source: The folder of a run, a file of weights, or what `load_trained` gave.
-        data: What `--data` takes, or an open data set.
+        data: What `--data` takes, or an open data set, whose test half is taken.
         task: Name of the task, for bare weights.
         model: Name of the network, for bare weights.
         batch_size: Samples at a time; that of training if not given.
@@ -86,7 +86,7 @@ def evaluate(
     """
     trained = load_trained(source, model, task=task, **changes) if isinstance(source, Path) else source
     chosen, job = trained.task, trained.job
-    opened: Any = chosen.open(data, job.settings) if isinstance(data, str) else data
+    opened: Any = chosen.open_to_judge(data, job.settings)[0] if isinstance(data, str) else data
     chosen.check_data(trained, opened)
     size = batch_size or job.recipe.batch_size // job.recipe.accumulate
     recipe = job.recipe.changed(workers=workers, batch_size=size, accumulate=1)

@@ -327,6 +327,19 @@ class Task(ABC, Generic[D, S]):
             ValueError: If it is not there, not recognised or damaged: what was looked for, what was found.
         """
 
+    def open_to_judge(self, spec: str, settings: S) -> tuple[D, str]:
+        """What `affinear eval --data` says, open: its test half is judged by; and which samples that are, in words.
+
+        Raises:
+            ValueError: As `open` does.
+        """
+        return self.open_held_out(spec, settings)
+
+    def open_held_out(self, spec: str, settings: S) -> tuple[D, str]:
+        """What `--data` says, open, as training has it; and its test half in words."""
+        data = self.open(spec, settings)
+        return data, f"the test half of {data.name}"
+
     @abstractmethod
     def settle(self, job: Job[S], data: D) -> Job[S]:
         """The job with nothing left open: what data and network decide is decided, and the facts are there.

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from affinear.tasks.classify import TASK, ClassifySettings
 from affinear.tasks.classify.data import Images, open_data
 from affinear.tasks.images.reading import CorruptImage, open_image
 
@@ -138,3 +139,24 @@ def test_a_file_of_two_classes_is_named(tmp_path: Path):
     (tmp_path / "train/dog/cats").symlink_to(tmp_path / "train/cat")
     with pytest.raises(ValueError, match=r"dog/cats/0.png: the same file as .*cat/0.png, of another class"):
         open_data(str(tmp_path))
+
+
+def judged(spec: Path) -> tuple[Images, str]:
+    return TASK.open_to_judge(str(spec), ClassifySettings())
+
+
+def test_class_folders_without_halves_are_judged_whole(tmp_path: Path):
+    fill(tmp_path, [f"{name}/{n}.png" for name in ("cat", "dog") for n in range(20)] + ["eel/1.png"])
+    images, which = judged(tmp_path)
+    assert (len(images.test), which) == (41, f"all images in {tmp_path}")
+    assert images.class_names == ("cat", "dog", "eel")
+
+
+def test_a_test_half_is_what_is_judged(tmp_path: Path):
+    halves(tmp_path / "both")
+    images, which = judged(tmp_path / "both")
+    assert (len(images.test), which) == (6, f"the test half of images in {tmp_path / 'both'} (train, val)")
+    fill(tmp_path / "lone", ["val/cat/1.png", "val/dog/1.png"])
+    images, which = judged(tmp_path / "lone")
+    assert (len(images.test), which) == (2, f"all images in {tmp_path / 'lone' / 'val'}")
+    assert judged(Path("digits"))[1] == "the test half of digits"

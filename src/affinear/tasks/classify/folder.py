@@ -118,6 +118,19 @@ def read_classes(folder: Path) -> Images | None:
     return Images(name, _source(classes, kept), _source(classes, tested), tuple(classes), None, 3)
 
 
+def read_whole(folder: Path) -> Images | None:
+    """Open a folder of class folders to be judged by: all of its images are the test half, and none is to learn from.
+
+    Returns:
+        The data set, or None if the folder has no class folders with images.
+    """
+    classes = _classes(folder)
+    files = _files(folder, classes)
+    if not any(files):
+        return None
+    return Images(f"all images in {folder}", FileSource((), ()), _source(classes, files), tuple(classes), None, 3)
+
+
 def _held_out(folder: Path, files: Sequence[str]) -> set[str]:
     def rank(path: str) -> bytes:
         # Of the name within the folder alone, so that it stays the same wherever the folder is moved.

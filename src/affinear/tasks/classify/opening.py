@@ -40,6 +40,25 @@ def open_data(spec: str) -> Images:
     return _open_folder(_existing(spec, spec))
 
 
+def open_whole(spec: str) -> Images | None:
+    """All images of class folders, none held out, as the test half; None where the data has a test half of its own.
+
+    Raises:
+        ValueError: If a folder's images cannot be told apart.
+    """
+    path = Path(spec).expanduser()
+    if spec == "digits" or not path.is_dir() or folder.halves_in(path) is not None:
+        return None
+    if any(cifar.recognise(place) or idx.recognise(place) for place in _places(path)):
+        return None
+    tests = [path / name for name in folder.TESTS if (path / name).is_dir()]
+    return None if (path / folder.TRAIN).is_dir() else folder.read_whole(tests[0] if tests else path)
+
+
+def _places(path: Path) -> tuple[Path, ...]:
+    return (path, *(path / name for name in BELOW if (path / name).is_dir()))
+
+
 def _existing(name: str, spec: str) -> Path:
     path = Path(name).expanduser()
     if not path.is_dir():
@@ -51,7 +70,7 @@ def _existing(name: str, spec: str) -> Path:
 
 
 def _open_folder(path: Path) -> Images:
-    for place in (path, *(path / name for name in BELOW if (path / name).is_dir())):
+    for place in _places(path):
         layout = cifar.recognise(place)
         if layout is not None:
             return cifar.read(place, layout)

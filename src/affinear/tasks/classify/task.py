@@ -28,7 +28,7 @@ from . import network as networks
 from . import pictures, trial, trunk, variants
 from .images import Images
 from .loading import test_loader, train_loader
-from .opening import open_data
+from .opening import open_data, open_whole
 from .predict import Options, predict
 from .published import RECIPES, family_of, of_size
 from .samples import Batch
@@ -114,6 +114,11 @@ class Classify(Task[Images, ClassifySettings]):
     def open(self, spec: str, settings: ClassifySettings) -> Images:
         """Images in folders, CIFAR, idx files, HuggingFace datasets, shards, or digits."""
         return open_data(spec)
+
+    def open_to_judge(self, spec: str, settings: ClassifySettings) -> tuple[Images, str]:
+        """The test half, or all images of class folders that have none."""
+        whole = open_whole(spec)
+        return (whole, whole.name) if whole is not None else super().open_to_judge(spec, settings)
 
     def settle(self, job: Job[ClassifySettings], data: Images) -> Job[ClassifySettings]:
         """The size of images and their statistics, and the names of classes."""
