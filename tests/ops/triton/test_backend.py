@@ -201,7 +201,7 @@ def options(case: str, length: int = LENGTH, batch: int = 2) -> Options:
 
 def tensors(state: af.State) -> list[Tensor]:
     found: list[Tensor] = []
-    state.map(lambda x: found.append(x) or x)
+    dataclasses.replace(state, rest=None).map(lambda x: found.append(x) or x)
     return found
 
 
