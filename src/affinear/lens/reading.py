@@ -9,6 +9,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -149,7 +150,10 @@ class Readers:
 
     def find(self, layer: nn.Module) -> Reader | None:
         """The reader of a layer; None if nothing is known about it."""
+        linear = hasattr(layer, "linearized")  # by affinear.linearize, which keeps all but the middle of a layer
         for kind, reader in self.known:
+            if isinstance(layer, kind) and linear and reader in (_timm, _timm_reduced):
+                return partial(_linearized, reader)
             if isinstance(layer, kind) and type(layer).forward is kind.forward:
                 return reader
         return None
@@ -253,6 +257,16 @@ def _timm(layer: Any, given: Mapping[str, Any], around: Around) -> tuple[Look, .
     scene = replace(scene, scale=float(layer.scale))
     bias = _timm_bias(given.get("attn_mask"), given.get("is_causal", False), query)
     return (Look(scene, bias, windows=around.windows(len(x))),)
+
+
+def _linearized(reader: Reader, layer: Any, given: Mapping[str, Any], around: Around) -> tuple[Look, ...]:
+    """What a layer of timm's attends with once it is linear; gains and convolutions are no part of a map."""
+    (look,) = reader(layer, given, around)
+    if look.bias is not None:
+        raise ValueError("layers: a linearized layer that was called with a mask has no map to look at")
+    scene = look.scene
+    query, key, mechanism = layer.linearized.operands(scene.query, scene.key, scene.scale)
+    return (replace(look, scene=replace(scene, query=query, key=key, mechanism=mechanism, scale=None)),)
 
 
 def _timm_qkv(layer: Any, x: Tensor) -> Tensor:

@@ -145,6 +145,16 @@ class LinearCore(nn.Module):
             memory = Memory(state=state, seen=memory.seen + key.shape[1])
         return self._finished(out, value, key_mask), memory
 
+    def operands(self, query: Tensor, key: Tensor, scale: float | None = None) -> tuple[Tensor, Tensor, Mechanism]:
+        """Queries and keys as the operator gets them, and its mechanism: what the lens makes a map of.
+
+        Gain, norm, convolution and window come after it, and are not in that map.
+        """
+        if self.rule is None:
+            raise ValueError('mechanism: expected one that has a map, got "none", a window alone')
+        query = _usual(query, scale)
+        return self._features(query, self.query_map), self._features(key, self.key_map), self.rule
+
     def _check_full(self, memory: Memory | None) -> None:
         if self.choices.window:
             raise ValueError("window: expected 0 for attention that is not causal, where all tokens are neighbours")
