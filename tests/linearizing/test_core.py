@@ -1,0 +1,167 @@
+"""What stands in softmax's place, against its definitions in float64."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import affinear
+from affinear.linearizing import Choices, LinearCore, Memory, Shape
+
+HEADS, GROUPS, WIDTH = 4, 2, 8
+SHAPE = Shape(HEADS, GROUPS, WIDTH, WIDTH)
+
+
+def tokens(count: int) -> tuple[Tensor, Tensor, Tensor]:
+    query = torch.randn(2, count, HEADS, WIDTH, dtype=torch.float64)
+    key, value = torch.randn(2, 2, count, GROUPS, WIDTH, dtype=torch.float64).unbind()
+    return query, key, value
+
+
+def core(disturbed: bool = True, **given: Any) -> LinearCore:
+    made = LinearCore(Choices(**given), SHAPE, dtype=torch.float64)
+    if disturbed:
+        with torch.no_grad():
+            for parameter in made.parameters():
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return made
+
+
+def one_by_one(
+    made: LinearCore, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, window: int, sinks: int
+) -> Tensor:
+    """The window's definition: for each query a softmax over near keys, sinks, and one key for all between."""
+    out = torch.zeros_like(query)
+    assert made.mass is not None
+    for b in range(query.shape[0]):
+        there = [j for j in range(key.shape[1]) if mask[b, j]]
+        first = there[:sinks]
+        for i in there:
+            near = [j for j in there if i - window < j <= i and j not in first]
+            lit = [j for j in first if j <= i]
+            between = [j for j in there if j <= i - window and j not in first]
+            for h in range(HEADS):
+                g = h // (HEADS // GROUPS)
+                seen = near + lit
+                scores = key[b, seen, g] @ query[b, i, h] / math.sqrt(WIDTH)
+                values = value[b, seen, g]
+                if between:
+                    mean = key[b, between, g].mean(0) @ query[b, i, h] / math.sqrt(WIDTH)
+                    scores = torch.cat((scores, (math.log(len(between)) + mean + made.mass[h])[None]))
+                    answer = affinear.attention(
+                        query[b, i, h][None, None, None],
+                        key[b, between, g][None, :, None],
+                        value[b, between, g][None, :, None],
+                        made.choices.mechanism,
+                        backend="reference",
+                    )
+                    values = torch.cat((values, answer.reshape(1, -1)))
+                out[b, i, h] = scores.softmax(0) @ values
+    return out
+
+
+@pytest.mark.parametrize("mechanism", ["mala", "inline"])
+@pytest.mark.parametrize(("window", "sinks"), [(1, 0), (3, 0), (4, 2), (30, 1)])
+def test_a_window_is_what_its_definition_says(mechanism: str, window: int, sinks: int):
+    made = core(mechanism=mechanism, window=window, sinks=sinks)
+    query, key, value = tokens(13)
+    mask = torch.rand(2, 13) < 0.7
+    mask[0, :3], mask[:, 5] = False, True
+    with torch.no_grad():
+        found = made(query, key, value, causal=True, key_mask=mask)
+        truth = one_by_one(made, query, key, value, mask, window, sinks)
+    assert torch.allclose(found[mask], truth[mask], atol=1e-10)
+
+
+@pytest.mark.parametrize("given", [{}, {"window": 3, "sinks": 1}, {"gain": True, "norm": True}], ids=str)
+def test_pieces_of_any_length_are_the_whole(given: dict[str, Any]):
+    made = core(**given)
+    query, key, value = tokens(17)
+    mask = torch.rand(2, 17) < 0.8
+    cuts = [0, *sorted(torch.randperm(16)[:4].add(1).tolist()), 17]
+    memory, parts = Memory(), []
+    with torch.no_grad():
+        whole = made(query, key, value, causal=True, key_mask=mask)
+        for start, end in itertools.pairwise(cuts):
+            part = slice(start, end)
+            out, memory = made.step(query[:, part], key[:, part], value[:, part], memory, key_mask=mask[:, part])
+            parts.append(out)
+    assert torch.allclose(torch.cat(parts, 1)[mask], whole[mask], atol=1e-10)
+    assert memory.seen == 17
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_gain_multiplies_what_is_added_to_the_mean_value(causal: bool):
+    made = core(mechanism="mala", gain=True)
+    query, key, value = tokens(9)
+    with torch.no_grad():
+        plain = affinear.attention(query, key, value, "mala", causal=causal)
+        mean = value.cumsum(1) / torch.arange(1, 10)[:, None, None] if causal else value.mean(1, keepdim=True)
+        mean = mean.repeat_interleave(2, dim=2)
+        assert made.gain is not None
+        expected = mean + made.gain[:, None] * (plain - mean)
+        assert torch.allclose(made(query, key, value, causal=causal), expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("mechanism", ["mala", "linear", "nala", "inline"])
+def test_what_is_learned_begins_as_if_it_were_not_there(mechanism: str):
+    query, key, value = tokens(9)
+    made = core(False, mechanism=mechanism, feature_map="learned", gain=True, norm=True, convolution=3)
+    with torch.no_grad():
+        assert torch.allclose(made(query, key, value), affinear.attention(query, key, value, mechanism), atol=1e-12)
+
+
+def test_hedgehogs_features_are_softmaxes_over_channels():
+    made = core(mechanism="linear", feature_map="hedgehog")
+    query, key, value = tokens(9)
+    assert made.query_map is not None
+    assert made.key_map is not None
+
+    def features(x: Tensor, matrix: Tensor) -> Tensor:
+        mapped = torch.einsum("bnhd,hde->bnhe", x, matrix)
+        return torch.cat((mapped.softmax(-1), (-mapped).softmax(-1)), -1)
+
+    with torch.no_grad():
+        q, k = features(query, made.query_map), features(key, made.key_map).repeat_interleave(2, 2)
+        scores = torch.einsum("bnhf,bmhf->bhnm", q, k)
+        truth = torch.einsum("bhnm,bmhe->bnhe", scores / scores.sum(-1, keepdim=True), value.repeat_interleave(2, 2))
+        assert torch.allclose(made(query, key, value), truth, atol=1e-10)
+
+
+def test_queries_that_were_scaled_already_are_not_scaled_twice():
+    made = core(mechanism="mala")
+    query, key, value = tokens(9)
+    with torch.no_grad():
+        scaled = made(query * WIDTH**-0.5, key, value, scale=1.0)
+        assert torch.allclose(scaled, made(query, key, value), atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"mechanism": "softmax"}, "expected one that is linear"),
+        ({"mechanism": "none"}, "expected a window where it is"),
+        ({"sinks": 2}, "expected a window beside 2 sinks"),
+        ({"convolution": 4}, "expected an odd side"),
+        ({"window": -1}, "window: expected a whole number"),
+        ({"feature_map": "magic"}, "expected one of own, learned, hedgehog"),
+        ({"bias": "lose"}, "expected one of position, leave, drop"),
+        ({"gain": 1}, "gain: expected true or false"),
+    ],
+)
+def test_choices_that_do_not_go_together_are_refused(given: dict[str, Any], said: str):
+    with pytest.raises(ValueError, match=said):
+        Choices(**given)
+
+
+def test_windows_and_convolutions_are_refused_where_they_make_no_sense():
+    query, key, value = tokens(9)
+    with pytest.raises(ValueError, match="window: expected 0 for attention that is not causal"):
+        core(window=3)(query, key, value)
+    with pytest.raises(ValueError, match="convolution: expected 0 for causal attention"):
+        core(convolution=3)(query, key, value, causal=True)
