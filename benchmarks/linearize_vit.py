@@ -149,9 +149,9 @@ def _student(given: argparse.Namespace, seed: int, teacher: Path, mechanism: str
     images = task.open(given.data, task.settings()).sizes[0]
     steps = given.epochs * (images // given.batch) // 10
     weights = teacher / LAST
-    for stage, share in (("layers", 0.3), ("whole", 0.7)):
+    for stage, share, rate in (("layers", 0.3, 1e-3), ("whole", 0.7, 5e-4)):
         folder = given.out / f"{mechanism}-{seed}-{stage}"
-        length = {"steps": math.floor(share * steps), "eval_steps": None, "warmup_steps": 20, "lr": 1e-3}
+        length = {"steps": math.floor(share * steps), "eval_steps": None, "warmup_steps": 20, "lr": rate}
         changes = {**_plain(given, seed), **length, **swap, "mechanism": mechanism, "teacher": str(teacher / LAST)}
         setup = tasks.recipe_for("distil", MODEL, stage, **changes)
         began = time.monotonic()
