@@ -74,8 +74,21 @@ def compare(
     if results.outcomes:
         _print_results(results)
     if results.interrupted:
-        print(f"Stopped and saved after {len(results.outcomes)} of {len(plan.cells)} cells. The same command goes on.")
+        print(_stopped(results))
         sys.exit(130)
+
+
+def _stopped(results: Results) -> str:
+    """How far an interrupted comparison came, and what of it is on the disk."""
+    from affinear.compare.cells import RUN
+    from affinear.train.checkpoint import latest
+
+    through = {(outcome.variant, outcome.seed) for outcome in results.outcomes}
+    cells = results.comparison.cells
+    begun = [cell for cell in cells if (cell.variant, cell.seed) not in through]
+    saved = [cell.title for cell in begun if latest(cell.folder / RUN) is not None]
+    left = f"saved on the way: {'; '.join(saved)}" if saved else "of the others nothing is saved yet"
+    return f"Stopped after {len(through)} of {len(cells)} cells; {left}. The same command goes on."
 
 
 def _print_results(results: Results) -> None:

@@ -101,7 +101,8 @@ def _context() -> Any:
 def _begin(context: Any, cell: Cell) -> Worker:
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=work, args=(cell, theirs), name=cell.title, daemon=False)
-    process.start()
+    with _deaf_to_ctrl_c():
+        process.start()
     theirs.close()
     return Worker(cell, process, ours)
 
@@ -163,6 +164,19 @@ def _stop(running: list[Worker]) -> None:
         worker.process.join(max(0.0, until - time.monotonic()))
         if worker.process.is_alive():
             worker.process.kill()
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Generator[None]:
+    """Processes that begin here never hear Ctrl-C: this one does, and tells them. Nor does the one they fork from."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

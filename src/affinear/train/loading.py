@@ -11,7 +11,9 @@ What the user of a loader has to know:
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -91,13 +93,23 @@ def _loader(
         collate_fn=cast("Any", collate),  # typed for lists alone
         pin_memory=torch.cuda.is_available(),
         persistent_workers=workers > 0,
-        worker_init_fn=_ignore_signals,
+        worker_init_fn=_heed_the_trainer,
         generator=torch.Generator(),  # its own, or every epoch would draw a number from the global one
     )
 
 
-def _ignore_signals(worker: int) -> None:
+def _heed_the_trainer(worker: int) -> None:
     # Ctrl-C reaches all processes, and so does torchrun's SIGTERM; the one that trains decides when to stop, and still
-    # wants the batches it asked for. A reader ends when it is told to, or when its trainer is gone.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    # wants the batches it asked for. A reader ends when its trainer says so, by its queue or by SIGTERM, or is gone.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if not hasattr(signal, "sigwaitinfo"):  # who sent a signal is not told there; as it was sent, it is obeyed
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_with(trainer: int) -> None:
+    """Wait for the trainer's own SIGTERM, which comes as it exits and waits for its readers, and end."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != trainer:
+        pass
+    os._exit(0)

@@ -113,6 +113,7 @@ async function refreshCurves() {
 }
 
 function refresh() {
+  probe(null, null); // its numbers are of another query
   placeMarks();
   refreshRows();
   refreshCurves();
@@ -137,6 +138,7 @@ async function refreshLayers() {
 function factor() { return 2 ** Number(slider.value); }
 
 function chooseImage(id) {
+  probe(null, null);
   state.image = id;
   $("trouble").hidden = true;
   $("picture").src = `/api/image?id=${encodeURIComponent(id)}`;
@@ -211,6 +213,7 @@ function loudnessMoved() {
   $("factor").textContent = `× ${written(factor())}`;
   slider.setAttribute("aria-valuetext", `times ${written(factor())}`);
   $("reset").disabled = Number(slider.value) === 0;
+  probe(null, null);
   drawNow();
   refreshRows();
 }

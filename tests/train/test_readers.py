@@ -1,0 +1,41 @@
+"""Processes that read samples: whom they listen to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+# A trainer with one reader, which takes signals of others and then those of its trainer.
+TRAINER = """
+import os, signal, subprocess, sys, time
+from affinear.train.loading import in_order
+
+class Samples:
+    def __getitem__(self, draw):
+        return draw.index
+
+if __name__ == "__main__":
+    loader = in_order(Samples(), 8, 4, workers=1)
+    batches = iter(loader)
+    reader = batches._workers[0]
+    next(batches)
+    for name in ("INT", "TERM"):
+        subprocess.run(["kill", f"-{name}", str(reader.pid)], check=True)
+    time.sleep(0.5)
+    print("kept", reader.is_alive(), flush=True)
+    reader.terminate()
+    reader.join(20)
+    print("ended", not reader.is_alive(), flush=True)
+    os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="who sent a signal is told on Linux alone")
+def test_a_reader_ends_with_its_trainers_signal_and_with_no_others():
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", TRAINER], capture_output=True, text=True, env=environment, timeout=120)
+    assert done.stdout.split("\n")[:2] == ["kept True", "ended True"], done.stderr
