@@ -85,3 +85,30 @@ def reshape(tensor: Tensor, own: Tensor, name: str) -> Tensor:
         bias = F.interpolate(bias, size=(after, after), mode="bicubic", align_corners=False)
         return bias.flatten(2)[0].T.to(tensor.dtype)
     return tensor
+
+
+def misfits(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
+    """What keeps weights from being those of a network, a few words for every tensor; nothing if they fit.
+
+    Args:
+        own: The network's own weights.
+        given: What shall take their place, under the same names.
+
+    Example:
+        >>> import torch
+        >>> misfits({"a": torch.ones(2), "b": torch.ones(1)}, {"a": torch.ones(3)})
+        ['missing b', 'a is (3,), expected (2,)']
+    """
+    both = {name: (given[name], tensor) for name, tensor in own.items() if name in given}
+    wrong = [f"missing {name}" for name in own if name not in given]
+    wrong += [f"unexpected {name}" for name in given if name not in own]
+    wrong += [
+        f"{name} is {tuple(new.shape)}, expected {tuple(old.shape)}"
+        for name, (new, old) in both.items()
+        if new.shape != old.shape
+    ]
+    return wrong + [
+        f"{name} is of {new.dtype}, expected {old.dtype}"
+        for name, (new, old) in both.items()
+        if new.is_floating_point() != old.is_floating_point()
+    ]

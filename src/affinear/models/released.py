@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ._names import translate
+from ._names import misfits, translate
 from .inline_cswin import InLineCSwin
 from .inline_deit import InLineDeiT
 from .inline_pvt import InLinePVT
@@ -69,18 +69,7 @@ def load(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
     except (RuntimeError, IndexError, ValueError) as error:  # shapes that no release has
         said = str(error).partition("\n")[0]
         raise ValueError(f"state_dict: does not fit {type(model).__name__}: {said}") from None
-    wrong = [f"missing {name}" for name in own if name not in given]
-    wrong += [f"unexpected {name}" for name in given if name not in own]
-    wrong += [
-        f"{name} is {tuple(given[name].shape)}, expected {tuple(tensor.shape)}"
-        for name, tensor in own.items()
-        if name in given and given[name].shape != tensor.shape
-    ]
-    wrong += [
-        f"{name} is of {given[name].dtype}, expected {tensor.dtype}"
-        for name, tensor in own.items()
-        if name in given and given[name].is_floating_point() != tensor.is_floating_point()
-    ]
+    wrong = misfits(own, given)
     if wrong:
         raise ValueError(
             f"state_dict: {len(wrong)} of its tensors do not fit {type(model).__name__}; is it of another variant or "

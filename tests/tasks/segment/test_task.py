@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from affinear.models.heads import Segmenter
+from affinear.tasks.images.backbone import backbone_weights
 from affinear.tasks.segment import TASK
 from affinear.tasks.segment.metric import confusion, numbers_of
 from affinear.tasks.segment.pairs import UNLABELLED, Scenes
 from affinear.tasks.segment.samples import Crops
 from affinear.tasks.segment.settings import Drawing, Segmentation
-from affinear.tasks.segment.task import backbone_weights
 from affinear.tasks.segment.work import SegmentWork, alike, pixel_loss
 from affinear.train.corrupt import TooManyCorrupt
 from affinear.train.draws import Draw

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .._names import Rule, rename, translate
+from .._names import Rule, misfits, rename, translate
 from .segmenter import Segmenter
 
 BACKBONE = "backbone."
@@ -75,13 +75,7 @@ def load(network: Segmenter, tensors: Mapping[str, Tensor], head: str) -> None:
         ValueError: If names or shapes do not fit; it lists every one, and the segmenter stays as it was.
     """
     own, given = network.state_dict(), translated(network, tensors, head)
-    wrong = [f"missing {name}" for name in own if name not in given]
-    wrong += [f"unexpected {name}" for name in given if name not in own]
-    wrong += [
-        f"{name} is {tuple(given[name].shape)}, expected {tuple(tensor.shape)}"
-        for name, tensor in own.items()
-        if name in given and given[name].shape != tensor.shape
-    ]
+    wrong = misfits(own, given)
     if wrong:
         raise ValueError(
             f"checkpoint: {len(wrong)} of its tensors do not fit {network.backbone.name} under {head}; is it of "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import colorsys
 from collections.abc import Sequence
 from functools import cache
 from io import BytesIO
@@ -10,17 +9,16 @@ from io import BytesIO
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from ..images.colours import hue
 from .precision import Found, Truth
 
-GOLDEN = 0.6180339887498949  # turns by it spread any number of hues over the circle
 CROWDED = 60  # objects from which on names would hide what they name
 
 
 @cache
 def colour(number: int) -> tuple[int, int, int]:
     """A colour for each number, hues far apart."""
-    red, green, blue = colorsys.hsv_to_rgb(number * GOLDEN % 1, 0.8, 0.95)
-    return round(255 * red), round(255 * green), round(255 * blue)
+    return hue(number, 0.8, 0.95)
 
 
 def drawn(image: Image.Image, objects: Found | Truth, names: Sequence[str], opacity: float) -> Image.Image:

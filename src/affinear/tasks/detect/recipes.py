@@ -7,8 +7,6 @@ from dataclasses import replace
 from ...train.recipe import Recipe
 from .settings import Detection
 
-# The published detectors keep the stochastic depth that each backbone was trained with.
-DROP_PATH = {"tiny": 0.1, "small": 0.15, "base": 0.4, "large": 0.55}
 MULTI_SCALE = tuple(range(480, 801, 32))
 
 RETINANET_1X = "retinanet_1x"
@@ -69,8 +67,3 @@ RECIPES: dict[str, tuple[Recipe, Detection]] = {
         Detection(short_sides=(), crop=(512, 512), vflip=0.5, photometric=True),
     ),
 }
-
-
-def drop_path_of(model: str) -> float:
-    """The published stochastic depth of a backbone, by the size in its name; 0.1 where the name tells none."""
-    return next((rate for size, rate in DROP_PATH.items() if size in model.split("_")), 0.1)

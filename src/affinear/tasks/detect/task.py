@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,18 +19,18 @@ from ...models.detectors import Detector
 from ...models.making import MOST_NUMBERS
 from ...train.task import Answer, Job, Measure, Setup, Task, Trained, unknown_recipe
 from ...train.weights import fill
+from ..images.backbone import backbone_weights, drop_path_of
 from ..images.reading import CorruptImage, open_image
 from .coco import Coco
 from .drawing import drawn, jpeg
 from .finding import as_tensor, at_least, found_of
 from .opening import Reading, open_coco
 from .precision import Found
-from .recipes import MASK_RCNN_1X, RECIPES, SMALL, drop_path_of
+from .recipes import MASK_RCNN_1X, RECIPES, SMALL
 from .scoring import BOX_AP, MEASURES
 from .settings import Detection, Drawing
 from .work import DetectWork
 
-LAST = ("head.", "head_dist.", "classifier.", "fc.", "norm.")  # what comes after a classifier's last map
 HUNDRED = 100
 MOST_CLASSES = 2**16
 
@@ -241,17 +240,6 @@ def classifiers(network: Detector) -> tuple[str, ...]:
     parts = ("cls_score", "bbox_pred", "mask_fcn_logits", "classification_head.cls_logits")
     found = (name.rpartition(".")[0] for name, _ in network.named_parameters())
     return tuple(dict.fromkeys(f"{name}." for name in found if name.endswith(parts) and ".rpn." not in name))
-
-
-def backbone_weights(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of a classifier under the names they have in timm's network of maps; its head and last norm are left out.
-
-    timm puts a network of ours under "model.", and calls a part of another's "layers_0" that was "layers.0".
-    """
-    known = {re.sub(r"^(?:model\.)?([a-z]+)_(\d+)\.", r"\1.\2.", name).removeprefix("model."): name for name in own}
-    return {known.get(name, name): tensor for name, tensor in tensors.items() if not name.startswith(LAST)} | {
-        known[name]: tensor for name, tensor in tensors.items() if name in known
-    }
 
 
 TASK = Detect()

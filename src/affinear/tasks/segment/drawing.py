@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import colorsys
 from functools import cache
 from io import BytesIO
 
@@ -10,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from ..images.colours import hue
 from .pairs import UNLABELLED, Labels, Numbers
-
-GOLDEN = 0.6180339887498949  # turns by it spread any number of hues over the circle
 
 
 @cache
@@ -28,8 +26,7 @@ def palette(classes: int) -> tuple[tuple[int, int, int], ...]:
 
 def _colour(number: int) -> tuple[int, int, int]:
     light, full = ((0.95, 0.75), (0.7, 0.9), (0.85, 0.45))[number % 3]
-    red, green, blue = colorsys.hsv_to_rgb(number * GOLDEN % 1, full, light)
-    return round(255 * red), round(255 * green), round(255 * blue)
+    return hue(number, full, light)
 
 
 def coloured(labels: Labels, classes: int) -> NDArray[np.uint8]:

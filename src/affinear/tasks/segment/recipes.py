@@ -5,9 +5,6 @@ from __future__ import annotations
 from ...train.recipe import Recipe
 from .settings import Segmentation
 
-# As in classification: the published segmenters keep the stochastic depth that each backbone was trained with.
-DROP_PATH = {"tiny": 0.1, "small": 0.15, "base": 0.4, "large": 0.55}
-
 SEMANTIC_FPN_80K = "semantic_fpn_80k"
 UPERNET_160K = "upernet_160k"
 SMALL = "small"
@@ -65,8 +62,3 @@ RECIPES: dict[str, tuple[Recipe, Segmentation]] = {
         Segmentation(head="semantic_fpn", drop_path=0.1, zoom=(1.0, 2.0)),
     ),
 }
-
-
-def drop_path_of(model: str) -> float:
-    """The published stochastic depth of a backbone, by the size in its name; 0.1 where the name tells none."""
-    return next((rate for size, rate in DROP_PATH.items() if size in model.split("_")), 0.1)

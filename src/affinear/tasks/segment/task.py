@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -19,19 +18,19 @@ from ...models import making
 from ...models.heads import Segmenter
 from ...train.task import Answer, Job, Measure, Setup, Task, Trained, unknown_recipe
 from ...train.weights import fill
+from ..images.backbone import backbone_weights, drop_path_of
 from ..images.reading import CorruptImage, open_image
 from .drawing import map_file, overlay, photo_file
 from .looking import labels_of
 from .opening import open_scenes
 from .pairs import Numbers, Scenes
-from .recipes import RECIPES, SEMANTIC_FPN_80K, SMALL, drop_path_of
+from .recipes import RECIPES, SEMANTIC_FPN_80K, SMALL
 from .samples import as_bytes
 from .settings import Drawing, Segmentation
 from .work import Normalize, SegmentWork, look_of
 
 LARGEST_CROP, STRIDE = 512, 32
 LARGEST, MOST_AT_ONCE, MOST_CLASSES = 2**13, 2**16, 254  # that a file of weights may ask for
-LAST = ("head.", "head_dist.", "classifier.", "fc.", "norm.")  # what comes after a classifier's last map
 NAMED = 5  # classes that an answer names
 
 
@@ -244,17 +243,6 @@ def _segmenter(job: Job[Segmentation]) -> Segmenter:
         norms=settings.map_norms,
         model_args=given,
     )
-
-
-def backbone_weights(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of a classifier under the names they have in timm's network of maps; its head and last norm are left out.
-
-    timm puts a network of ours under "model.", and calls a part of another's "layers_0" that was "layers.0".
-    """
-    known = {re.sub(r"^(?:model\.)?([a-z]+)_(\d+)\.", r"\1.\2.", name).removeprefix("model."): name for name in own}
-    return {known.get(name, name): tensor for name, tensor in tensors.items() if not name.startswith(LAST)} | {
-        known[name]: tensor for name, tensor in tensors.items() if name in known
-    }
 
 
 def _colours(model: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
