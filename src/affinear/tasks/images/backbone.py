@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 LAST = ("head.", "head_dist.", "classifier.", "fc.", "norm.")  # what comes after a classifier's last map
-# As in classification: the published segmenters keep the stochastic depth that each backbone was trained with.
+# The published segmenters and detectors keep the stochastic depth that each backbone was trained with.
 DROP_PATH = {"tiny": 0.1, "small": 0.15, "base": 0.4, "large": 0.55}
 
 
