@@ -90,6 +90,20 @@ def test_predict_answers_what_it_can_and_says_what_it_cannot(folder: Path, tmp_p
     assert "null.png: " in lines.stdout
 
 
+def test_predict_takes_a_folder_of_images(folder: Path, tmp_path: Path):
+    for name in ("b.png", "a.png", "deep/c.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / name)
+    (tmp_path / "notes.txt").write_text("no image")
+    result = run("predict", tmp_path, "--weights", folder, "--json", "--top", "1")
+    assert result.exit_code == 0, result.output
+    assert [answer["image"] for answer in json.loads(result.stdout)] == [
+        str(tmp_path / name) for name in ("a.png", "b.png", "deep/c.png")
+    ]
+    (tmp_path / "empty").mkdir()
+    assert "it is a folder" in run("predict", tmp_path / "empty", "--weights", folder).stdout
+
+
 def test_a_dry_run_plans_and_writes_nothing(tmp_path: Path):
     result = run(*TRAIN.split(), "--output", tmp_path / "run", "--dry-run", "--set", "ema_decay=0.99")
     assert result.exit_code == 0, result.output

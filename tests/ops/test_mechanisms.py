@@ -304,3 +304,9 @@ def test_an_unknown_name_is_answered_with_the_known_ones(randn: Randn):
     assert "affinear.register" in message
     for name in BUILT_IN:
         assert name in message
+
+
+def test_a_misspelt_mechanism_is_answered_with_the_one_that_was_meant(randn: Randn):
+    tokens = randn(1, 3, 1, 4)
+    with pytest.raises(ValueError, match=r"got 'malla'; did you mean 'mala'\?"):
+        af.attention(tokens, tokens, tokens, mechanism="malla")

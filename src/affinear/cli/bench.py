@@ -71,7 +71,8 @@ def bench_models(
         list[str] | None, typer.Option(help="A network instead of the default ones, any of timm's; may be given again.")
     ] = None,
     size: Annotated[
-        list[str] | None, typer.Option(help="HxW of the images, such as 512x2048; may be given again.")
+        list[str] | None,
+        typer.Option("--image-size", "--size", help="HxW of the images, such as 512x2048; may be given again."),
     ] = None,
     batch: Annotated[
         list[int] | None, typer.Option(min=1, help="Images at once; given again, one for each size.")

@@ -17,7 +17,9 @@ def convert(
     nest: Annotated[
         str | None, typer.Option(help="Which weights, where the file has several: model, state_dict, model_ema ...")
     ] = None,
-    img_size: Annotated[int | None, typer.Option(help="Resize position tables for images of this side.")] = None,
+    img_size: Annotated[
+        int | None, typer.Option("--image-size", "--img-size", help="Resize position tables for images of this side.")
+    ] = None,
     classes: Annotated[
         Path | None,
         typer.Option(help="Of a segmenter or detector: a file with the names of its classes, one per line."),

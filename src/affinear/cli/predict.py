@@ -12,7 +12,7 @@ from .common import TRAINING, require, stop, told_in_a_sentence
 
 
 def predict(
-    sources: Annotated[list[str], typer.Argument(help="Files of images, or whatever the task answers.")],
+    sources: Annotated[list[str], typer.Argument(help="Files or folders of images, or whatever the task answers.")],
     weights: Annotated[Path, typer.Option(help="Folder of a run, or a file of weights.")],
     task: Annotated[str | None, typer.Option(help="The task, for weights that do not tell; else classify.")] = None,
     model: Annotated[str | None, typer.Option(help="The network, for weights that do not tell.")] = None,
@@ -43,7 +43,7 @@ def predict(
         trained = tasks.load_trained(weights, model, task=task)
         given = [*(setting or []), *([] if top is None else [f"top={top}"])]
         options = trained.task.options().changed(**spelling.parse(given, trained.task.options))
-        for answer in trained.task.predict(trained, sources, options):
+        for answer in trained.task.predict(trained, _files_of(sources), options):
             failed |= answer.error is not None
             found.append(dict(answer.content))
             if not as_json:
@@ -54,6 +54,17 @@ def predict(
         print(json.dumps(found, indent=2, ensure_ascii=False))
     if failed:
         sys.exit(1)
+
+
+def _files_of(sources: list[str]) -> list[str]:
+    """The sources, with all images of a folder in its place; a folder without any stays, so that it is told."""
+    from affinear.tasks.images.finding import image_files
+
+    found: list[str] = []
+    for source in sources:
+        images = sorted(file.path for file in image_files(Path(source))) if Path(source).is_dir() else []
+        found += images or [source]
+    return found
 
 
 def _kept(files: Any, output: Path | None, force: bool) -> list[Path]:

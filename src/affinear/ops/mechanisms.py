@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from types import MappingProxyType
 
 import torch
@@ -291,6 +292,18 @@ def mechanisms() -> Mapping[str, Mechanism]:
     return MappingProxyType(dict(_registry))
 
 
+def near_miss(name: object, known: Iterable[str]) -> str:
+    """For a sentence about an unknown name: the one that was probably meant, or nothing.
+
+    Example:
+        >>> from affinear.ops.mechanisms import near_miss
+        >>> near_miss("mela", ("mala", "linear")), near_miss("quadratic", ("mala", "linear"))
+        ("did you mean 'mala'? ", '')
+    """
+    near = get_close_matches(name, list(known), n=1) if isinstance(name, str) else []
+    return f"did you mean {near[0]!r}? " if near else ""
+
+
 def find(mechanism: str | Mechanism) -> Mechanism:
     """The mechanism of this name, or the mechanism itself."""
     if isinstance(mechanism, Mechanism):
@@ -298,6 +311,6 @@ def find(mechanism: str | Mechanism) -> Mechanism:
     if not isinstance(mechanism, str) or mechanism not in _registry:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(
             f"mechanism: expected one of {', '.join(_registry)}, or a Mechanism, got {mechanism!r}; "
-            "affinear.register adds one of your own"
+            f"{near_miss(mechanism, _registry)}affinear.register adds one of your own"
         )
     return _registry[mechanism]

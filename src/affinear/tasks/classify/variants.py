@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ...layers import INLINE, MALA, NALA, Attention, Parts
 from ...ops import Mechanism, find, mechanisms
-from ...ops.mechanisms import one, one_plus_reciprocal
+from ...ops.mechanisms import near_miss, one, one_plus_reciprocal
 from ...ops.precision import widen
 
 ROTARY = "+rotary"
@@ -224,6 +224,6 @@ def variant(name: str) -> Variant:
     if name not in mechanisms():
         raise ValueError(
             f"mechanism: expected one of {', '.join((*mechanisms(), *MADE))}, with {ROTARY} or without, got {name!r}; "
-            "affinear.register adds one of your own"
+            f"{near_miss(name, (*mechanisms(), *MADE))}affinear.register adds one of your own"
         )
     return Variant(name, _ABOUT.get(name, find(name).paper), Parts(name))
