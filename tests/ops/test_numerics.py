@@ -445,3 +445,50 @@ def test_second_derivatives_are_finite_at_a_channel_that_vanishes(mechanism: str
     first = torch.autograd.grad(out.square().sum(), (query, key, value), create_graph=True)
     second = torch.autograd.grad(torch.stack([x.square().sum() for x in first]).sum(), (query, key, value))
     assert all(x.isfinite().all() for x in second)
+
+
+# Softmax of what is large
+
+
+@causal_or_not
+@every_dtype
+def test_softmax_learns_from_scores_of_a_million(dtype: torch.dtype, causal: bool):
+    # Multiples of powers of two, so that float32 has the scores exactly; every key twice, so that the best is tied.
+    query, key = (128.0 * torch.randint(-8, 9, (1, 40, HEADS, WIDTH)) for _ in range(2))
+    key[:, 1::2] = key[:, ::2]
+    inputs = [x.to(dtype) for x in (query, key, torch.randn(1, 40, HEADS, WIDTH))]
+    target = torch.randn(1, 40, HEADS, WIDTH).to(dtype)
+
+    def run(dtype: torch.dtype) -> tuple[Tensor, ...]:
+        leaves = [x.to(dtype, copy=True).requires_grad_() for x in inputs]
+        out = af.attention(*leaves, "softmax", causal=causal, scale=1.0)  # pyright: ignore
+        return out, torch.autograd.grad(out, leaves[2], target.to(dtype))[0]
+
+    for found, expected in zip(run(dtype), run(torch.float64), strict=True):
+        assert_near(found, expected)
+
+
+@causal_or_not
+def test_float16_keys_near_the_limit_may_turn(causal: bool):
+    query, key, value = tokens(40, dtype=torch.float16)
+    inputs, rotary = [query, 5e4 * key.sign(), value], rotary_1d(40, WIDTH)
+    out, _ = finite_answer(inputs, "softmax", causal=causal, rotary=rotary, scale=1e-5)
+    expected = af.attention(*(x.double() for x in inputs), "softmax", causal=causal, rotary=rotary, scale=1e-5)  # pyright: ignore
+    assert_near(out, expected)
+
+
+def test_float16_gradients_are_infinite_only_where_they_are_beyond_its_range():
+    query, key, value, target = torch.randn(4, 2, 100, HEADS, WIDTH).half().unbind()
+    inputs, rotary = [1e-3 * query, 300 * key, 3e3 * value], rotary_1d(100, WIDTH)
+
+    def run(*leaves: Tensor) -> tuple[Tensor, ...]:
+        out = af.attention(*leaves, "softmax", rotary=rotary, scale=1.0)  # pyright: ignore
+        return torch.autograd.grad(out, leaves, target.to(out.dtype))
+
+    found, expected = (
+        run(*leaves)
+        for leaves in ([x.to(dtype).requires_grad_() for x in inputs] for dtype in (torch.float16, torch.float64))
+    )
+    for gradient, truth in zip(found, expected, strict=True):
+        assert gradient[truth.abs() < 6e4].isfinite().all()
+    assert not all(bool((truth.abs() < 6e4).all()) for truth in expected)

@@ -7,14 +7,17 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from . import reference
 from .mechanisms import Mechanism
 from .packing import visibility
+from .precision import widen
 from .rotary import Rotary, rotate
 from .sieve import can_be_read
 
 TAME = 2.0**60  # up to here no product of two numbers, summed over a head, overflows float32
+LOUD = 2.0**14  # scores from here on are rounded by 1e-3 and more in float32
 
 
 def attention(
@@ -38,6 +41,9 @@ def attention(
     seen = None if key_mask is None and cu_seqlens_k is None else visible()
 
     def answer(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if query.dtype == torch.float16 and query.device.type == "cpu":
+            # Turned keys, and the gradients of scores, may be beyond 65504 where answers and gradients are not.
+            query, key, value = widen(query), widen(key), widen(value)
         if rotary is not None:
             query, key = rotate(query, rotary), rotate(key, rotary)
         return _answer(query, key, value, scale, seen, causal)
@@ -78,6 +84,27 @@ def _apart(
 
 def _answer(query: Tensor, key: Tensor, value: Tensor, scale: float, visible: Tensor | None, causal: bool) -> Tensor:
     """Answers (B, N, H, E) to what `visible` (B or 1, 1, N, M) says, or the flag where that says it all."""
+    if _weights_are_kept(query, key, value, scale):
+        with sdpa_kernel(SDPBackend.MATH):
+            return _ask_torch(query, key, value, scale, visible, causal)
+    return _ask_torch(query, key, value, scale, visible, causal)
+
+
+def _weights_are_kept(query: Tensor, key: Tensor, value: Tensor, scale: float) -> bool:
+    """Whether gradients need the very weights of the forward pass, and the memory for them.
+
+    Fused attention makes them anew, from the scores and the logarithm of their sum, which it has rounded: rows of large
+    scores would sum to anything.
+    """
+    if not (torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))):
+        return False
+    if not (query.numel() and key.numel() and can_be_read(query) and can_be_read(key)):
+        return False
+    longest = [float(torch.linalg.vector_norm(x.detach(), dim=-1).amax()) for x in (query, key)]
+    return abs(scale) * longest[0] * longest[1] > LOUD
+
+
+def _ask_torch(query: Tensor, key: Tensor, value: Tensor, scale: float, visible: Tensor | None, causal: bool) -> Tensor:
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     grouped = True if query.shape[1] != key.shape[1] else False  # noqa: SIM210 - of traced sizes, a choice, not a symbol
     if visible is None:
