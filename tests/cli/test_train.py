@@ -104,6 +104,16 @@ def test_predict_takes_a_folder_of_images(folder: Path, tmp_path: Path):
     assert "it is a folder" in run("predict", tmp_path / "empty", "--weights", folder).stdout
 
 
+def test_fine_tuning_without_weights_says_that_it_starts_from_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def stop(*given: Any, **named: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(affinear.train, "train", stop)
+    tuned = run(*TRAIN.replace("--recipe tiny", "--recipe finetune").split(), "--output", tmp_path / "run")
+    assert "it starts from nothing" in tuned.stderr
+    assert "it starts from nothing" not in run(*TRAIN.split(), "--output", tmp_path / "run").stderr
+
+
 def test_a_dry_run_plans_and_writes_nothing(tmp_path: Path):
     result = run(*TRAIN.split(), "--output", tmp_path / "run", "--dry-run", "--set", "ema_decay=0.99")
     assert result.exit_code == 0, result.output

@@ -85,6 +85,9 @@ def train(
         if dry_run:
             _print_plan(run)
             return
+        tunes = "finetune" in chosen.recipes and setup == tasks.recipe_for(chosen, model, "finetune", **changes)
+        if tunes and weights is None and is_first():
+            print("The recipe is for fine-tuning, and without --weights it starts from nothing.", file=sys.stderr)
         result = run_training(run, resume=resume, force=force, progress=progress.for_people())
         devices.part()
     if is_first():
