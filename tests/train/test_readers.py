@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 # A trainer with one reader, which takes signals of others and then those of its trainer.
 TRAINER = """
-import os, signal, subprocess, sys, time
+import multiprocessing, os, signal, subprocess, sys, time
 from affinear.train.loading import in_order
 
 class Samples:
@@ -19,6 +20,7 @@ class Samples:
         return draw.index
 
 if __name__ == "__main__":
+    multiprocessing.set_start_method(sys.argv[1])
     loader = in_order(Samples(), 8, 4, workers=1)
     batches = iter(loader)
     reader = batches._workers[0]
@@ -35,7 +37,10 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="who sent a signal is told on Linux alone")
-def test_a_reader_ends_with_its_trainers_signal_and_with_no_others():
+@pytest.mark.parametrize("method", ["fork", "forkserver"])  # the latter in the processes of `affinear compare`
+def test_a_reader_ends_with_its_trainers_signal_and_with_no_others(method: str, tmp_path: Path):
+    script = tmp_path / "trainer.py"
+    script.write_text(TRAINER)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", TRAINER], capture_output=True, text=True, env=environment, timeout=120)
+    done = subprocess.run([sys.executable, script, method], capture_output=True, text=True, env=environment)
     assert done.stdout.split("\n")[:2] == ["kept True", "ended True"], done.stderr

@@ -11,6 +11,7 @@ What the user of a loader has to know:
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -105,10 +106,13 @@ def _heed_the_trainer(worker: int) -> None:
     if not hasattr(signal, "sigwaitinfo"):  # who sent a signal is not told there; as it was sent, it is obeyed
         return
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    # Not getppid: in a process that a fork server made, readers are forked by the server too.
+    trainer = multiprocessing.parent_process()
+    if trainer is not None:
+        threading.Thread(target=_end_with, args=(trainer.pid,), daemon=True).start()
 
 
-def _end_with(trainer: int) -> None:
+def _end_with(trainer: int | None) -> None:
     """Wait for the trainer's own SIGTERM, which comes as it exits and waits for its readers, and end."""
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != trainer:
         pass
