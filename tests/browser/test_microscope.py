@@ -43,7 +43,7 @@ READY = "body[data-state=ready]:not(.slow)"
 def server() -> Iterator[Microscope]:
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
-    import affinear.models  # noqa: F401
+    import affinear.models  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers the names
 
     network = Network("inline_deit_tiny", timm.create_model("inline_deit_tiny").eval())
     with make_server(network=network) as found:

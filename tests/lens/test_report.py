@@ -77,7 +77,7 @@ def seen(model: nn.Module, images: Tensor | None = None) -> Watched:
 
 def loud(parts: Any) -> Attention:
     layer = Attention(16, 2, parts)
-    nn.init.normal_(layer.qkv.weight)
+    nn.init.normal_(layer.get_parameter("qkv.weight"))
     return layer
 
 
