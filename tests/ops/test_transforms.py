@@ -106,6 +106,7 @@ def test_short_and_long_causal_sequences_take_two_compilations_at_most():
     assert counter.frame_count <= 2
 
 
+@pytest.mark.exhaustive
 def test_a_mechanism_with_a_scale_of_its_own_compiles_behind_a_state():
     torch._dynamo.reset()
 

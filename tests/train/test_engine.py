@@ -372,5 +372,5 @@ def test_it_begins_with_given_weights_and_a_new_classifier(tmp_path: Path):
     one, other = load_file(first.last), load_file(second.last)
     assert other["head.weight"].shape[0] == 5
     torch.testing.assert_close(other["blocks.0.mlp.fc1.weight"], one["blocks.0.mlp.fc1.weight"], atol=1e-7, rtol=0)
-    with pytest.raises(ValueError, match="these weights are of another network"):
+    with pytest.raises(ValueError, match="trained with depth=2, not with depth=1"):
         train(replace(run_of(tmp_path / "c", {**SMALL, "depth": 1}), weights=first.last), data=images_of(20))

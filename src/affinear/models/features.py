@@ -47,8 +47,9 @@ class Features(nn.Module):
         >>> import torch
         >>> from affinear.models.features import Features
         >>> backbone = Features("mavit_tiny").eval()
-        >>> [tuple(map.shape) for map in backbone(torch.randn(2, 3, 64, 96), sizes=[(64, 70), (50, 96)])]
-        [(2, 64, 16, 24), (2, 128, 8, 12), (2, 256, 4, 6), (2, 512, 2, 3)]
+        >>> maps = backbone(torch.randn(2, 3, 64, 96), sizes=[(64, 70), (50, 96)])
+        >>> maps[0].shape, maps[-1].shape
+        (torch.Size([2, 64, 16, 24]), torch.Size([2, 512, 2, 3]))
     """
 
     def __init__(

@@ -83,6 +83,7 @@ def test_kernels_fit_other_chips(chip: str):
     check_shared_memory(build(chip, OTHER_CASES[chip], until="shared"))
 
 
+@pytest.mark.exhaustive
 def test_kernels_build_under_the_oldest_triton():
     if OLD_TRITON is None:
         pytest.skip("needs an older Triton beside the environment, which make test installs")
