@@ -82,8 +82,8 @@ def check_tokens(name: str, x: Tensor) -> None:
         raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}; convert it with torch.as_tensor")
     if x.layout != torch.strided or x.is_nested:
         kind = "a nested" if x.is_nested else "a sparse"
-        todo = "pack its sequences and pass cu_seqlens_q and cu_seqlens_k" if x.is_nested else "call .to_dense()"
-        raise ValueError(f"{name}: expected a dense tensor, got {kind} one; {todo}")
+        advice = "pack its sequences and pass cu_seqlens_q and cu_seqlens_k" if x.is_nested else "call .to_dense()"
+        raise ValueError(f"{name}: expected a dense tensor, got {kind} one; {advice}")
     if x.dtype not in DTYPES:
         raise ValueError(f"{name}: expected float16, bfloat16, float32 or float64, got {x.dtype}; cast it first")
     shape = x.shape  # asked for once: at every call, each time counts
