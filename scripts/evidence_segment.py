@@ -3,11 +3,13 @@
     PYTHONPATH=src python scripts/evidence_segment.py camvid --data camvid --output evidence --minutes 8
     PYTHONPATH=src python scripts/evidence_segment.py alone --output evidence
     PYTHONPATH=src python scripts/evidence_segment.py upernet --output evidence
+    PYTHONPATH=src python scripts/evidence_segment.py growth --output evidence
 
 `camvid` trains every arm with every seed that is not trained yet by the small recipe, several processes at a time, all
 by the same settings, and judges them on the test photos. It writes `camvid.json` after each. When the time is over it
 stops; the same command goes on where each run was. `alone` measures each arm by itself: images per second and memory
 of a training step, parameters and multiply-adds. `upernet` does so for UperNet at 512 x 2048, two images at a time.
+`growth` takes one image through forward and backward of a backbone, from 512 x 512 up to 4096 x 4096.
 """
 
 from __future__ import annotations
@@ -27,10 +29,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 from timm.optim import create_optimizer_v2
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from affinear import tasks
 from affinear.models.catalogue import count_macs
@@ -55,6 +59,8 @@ USUAL = tuple(ARMS)[:7]
 CROP, BATCH, CLASSES = (352, 352), 16, 11
 UPERNETS = {"mavit_small_linear": {}, "mavit_small": {}, "swin_small_patch4_window7_224": {}}
 WIDE, WIDE_BATCH, WIDE_CLASSES = (512, 2048), 2, 150
+GROWING = (512, 768, 1024, 1536, 2048, 3072, 4096)  # pixels a side
+PATIENCE = 4.0  # seconds that a pass may take before larger images are left out
 GUESS = 1000  # training images per second of all processes together, before anything is measured
 
 
@@ -87,7 +93,7 @@ def main() -> int:
     if given.what == "cell":
         cell(given)
         return 0
-    rows = alone(given) if given.what == "alone" else upernet(given)
+    rows = {"alone": alone, "upernet": upernet, "growth": growth}[given.what](given)
     keep(given.output / f"{given.what}.json", {"machine": machine(), "rows": rows})
     return 0
 
@@ -262,6 +268,62 @@ def upernet(given: argparse.Namespace) -> list[dict[str, Any]]:
     return measured(given, networks, given.size or WIDE, given.batch or WIDE_BATCH, WIDE_CLASSES)
 
 
+def growth(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Peak memory and seconds of one image, forward and backward, for larger and larger images.
+
+    Softmax is measured twice: by torch's fused kernel, which keeps no weights, and by the formula, which does.
+    """
+    formula, fused = [SDPBackend.MATH], [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
+    arms: dict[str, tuple[dict[str, Any], list[SDPBackend]]] = {
+        "linear": ({}, fused),
+        "softmax, fused": ({"mechanism": "softmax"}, fused),
+        "softmax, weights kept": ({"mechanism": "softmax"}, formula),
+    }
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    sides = [side for side in GROWING if given.size is None or side <= given.size[0]]
+    rows: list[dict[str, Any]] = []
+    for name, (args, kernels) in arms.items():
+        network = timm.create_model(LINEAR, features_only=True, **args)
+        network = network.to(device, memory_format=torch.channels_last).train()  # pyright: ignore[reportCallIssue]
+        for side in sides:
+            row: dict[str, Any] = {"name": name, "side": side, "model": LINEAR, "dtype": "bfloat16 autocast"}
+            try:
+                with sdpa_kernel(kernels, set_priority=True):
+                    row |= grown(network, side, device)
+            except torch.OutOfMemoryError:
+                row["error"] = "out of memory"
+            rows.append(row)
+            print(
+                f"{name}, {side} px: {row.get('error') or '{peak_gb:.2f} GB, {seconds:.3f} s'.format(**row)}",
+                flush=True,
+            )
+            if "error" in row or row["seconds"] > PATIENCE:
+                break
+        del network
+    return rows
+
+
+def grown(network: nn.Module, side: int, device: torch.device) -> dict[str, float]:
+    """Peak memory above the weights', and the seconds of the second pass."""
+    images = torch.randn(1, 3, side, side, device=device).contiguous(memory_format=torch.channels_last)
+    seconds, before = 0.0, 0
+    for _ in range(2):
+        network.zero_grad(set_to_none=True)
+        before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        wait(device)
+        began = time.perf_counter()
+        with torch.autocast(device.type, torch.bfloat16):
+            maps = network(images)
+        torch.stack([one.float().square().mean() for one in maps]).sum().backward()
+        wait(device)
+        seconds = time.perf_counter() - began
+    peak = torch.cuda.max_memory_allocated() - before if device.type == "cuda" else 0
+    return {"peak_gb": peak / 2**30, "seconds": seconds, "tokens": (side // 4) ** 2}
+
+
 def measured(
     given: argparse.Namespace,
     networks: Mapping[str, tuple[str, str, dict[str, Any]]],
@@ -358,7 +420,7 @@ def arguments() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "what", choices=("camvid", "alone", "upernet", "cell"), help="which part; camvid calls cell itself"
+        "what", choices=("camvid", "alone", "upernet", "growth", "cell"), help="which part; camvid calls cell itself"
     )
     parser.add_argument("--data", default="camvid", help="CamVid's folder, with images/ and annotations/")
     parser.add_argument("--output", required=True, type=Path, help="folder for runs and JSON")
@@ -370,7 +432,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", default=60.0, type=float, help="stop after so many; the same command goes on")
     parser.add_argument("--mps", action="store_true", help="let processes share the GPU through NVIDIA's MPS")
     parser.add_argument("--set", action="append", help="a field of recipe or settings: field=value; may be given again")
-    parser.add_argument("--size", type=parse_size, help="alone, upernet: another height and width, such as 64x64")
+    parser.add_argument(
+        "--size", type=parse_size, help="alone, upernet: another height and width, such as 64x64; growth: the largest"
+    )
     parser.add_argument("--batch", type=int, help="alone, upernet: another number of images")
     parser.add_argument("--compile", action="store_true", help="alone, upernet: through torch.compile")
     parser.add_argument("--turns", default=3, type=int, help="alone, upernet: how often each network has its turn")
