@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .common import require, stop
+from .common import stop
 
 
 def models(
@@ -18,23 +18,14 @@ def models(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """List the networks: parameters, multiply-adds, which blocks are linear and which softmax, published accuracy."""
-    require("vision", "timm", "safetensors")
-    import json
-    from dataclasses import asdict
-
     from rich.console import Console
 
-    from affinear.models import catalogue
+    from affinear import listing
 
-    total = len(catalogue.names(pattern, everything))
-    if not total:
+    rows = listing.entries(pattern, everything)
+    if not rows:
         stop(f"No network is called {pattern!r}; `affinear models` without a pattern lists all.")
-    rows: list[catalogue.Entry] = []
-    with Console(stderr=True).status("Counting multiply-adds ...") as status:
-        for entry in catalogue.entries(pattern, everything):
-            rows.append(entry)
-            status.update(f"Counting multiply-adds ... {len(rows)} of {total} networks, about a second each")
     if as_json:
-        print(json.dumps([asdict(row) for row in rows], indent=2))
+        print(listing.as_json(rows), end="")
     else:
-        Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(catalogue.table(rows))
+        Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(listing.table(rows))

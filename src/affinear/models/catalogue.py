@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import timm
 import torch
@@ -12,10 +11,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..layers import NONE, LocalResidual
+from ..listing import Entry
 from ._pyramid import mechanisms_of
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 SIZES = ("xtiny", "tiny", "small", "medium", "base", "large")
 FAMILIES = (
@@ -99,29 +96,6 @@ OTHERS: dict[str, tuple[tuple[str, str], float]] = {
 }
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One network.
-
-    Attributes:
-        name: As `timm.create_model` takes it.
-        size: Side of the images that parameters, work and accuracy are for.
-        parameters: Trainable numbers.
-        macs: Multiply-adds for one image, those of attention included.
-        stages: How many blocks of each stage are linear and how many are softmax; of timm's own, how it attends.
-        top1: Published accuracy in percent; None if nobody published one.
-        paper: Its name and arXiv number.
-    """
-
-    name: str
-    size: int
-    parameters: int
-    macs: int
-    stages: str
-    top1: float | None
-    paper: str
-
-
 def names(pattern: str = "*", others: bool = False) -> list[str]:
     """Registered names of all families that fit a pattern such as "mavit*", family by family, the smallest first.
 
@@ -145,7 +119,7 @@ def names(pattern: str = "*", others: bool = False) -> list[str]:
 
 
 def entries(pattern: str = "*", others: bool = False) -> Iterator[Entry]:
-    """The networks that fit a pattern, and timm's own where they are asked for; no weights are made.
+    """The networks that fit a pattern, and timm's own where they are asked for, counted anew; no weights are made.
 
     Example:
         >>> from affinear.models.catalogue import entries
@@ -165,6 +139,7 @@ def entries(pattern: str = "*", others: bool = False) -> Iterator[Entry]:
             stages=attends or stages_of(model),
             top1=top1,
             paper=paper or f"{config['paper_name']}, {config['paper_ids']}",
+            ours=name not in OTHERS,
         )
 
 
@@ -197,18 +172,3 @@ def _blocks(stage: nn.Module) -> str:
     linear, none = sum(mechanism.gain is not None for mechanism in found), found.count(NONE)
     counts = {"linear": linear - none, "softmax": len(found) - linear, "without attention": none}
     return " + ".join(f"{count} {kind}" for kind, count in counts.items() if count)
-
-
-def table(rows: list[Entry]) -> Table:
-    """The networks for a terminal."""
-    from rich.table import Table
-
-    out = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("name", "pixels", "parameters", "GMACs", "blocks of each stage", "top-1", "paper"):
-        right = heading in ("pixels", "parameters", "GMACs", "top-1")
-        out.add_column(heading, justify="right" if right else "left", no_wrap=heading == "name")
-    for row in rows:
-        top1 = "" if row.top1 is None else f"{row.top1:.1f}"
-        size, work = f"{row.parameters / 1e6:.2f}M", f"{row.macs / 1e9:.2f}"
-        out.add_row(row.name, str(row.size), size, work, row.stages, top1, row.paper)
-    return out
