@@ -18,6 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
 from .. import ops
+from ..ops.softmax import attend_latest
 from .cache import MemoryLayer, memory_layer, to_device
 from .choices import Choices
 from .core import LinearCore, Shape
@@ -140,15 +141,10 @@ def _softmax(
     query: Tensor, key: Tensor, value: Tensor, scaling: float | None, causal: bool, mask: Tensor | None
 ) -> Tensor:
     """Softmax, for the layers that stay."""
-    tokens, keys = query.shape[1], key.shape[1]
-    seen = None
-    if causal and tokens > 1:
-        seen = torch.ones(tokens, keys, dtype=torch.bool, device=query.device).tril(keys - tokens)[None]
-    if mask is not None:
-        seen = mask[:, None] if seen is None else seen & mask[:, None]
-    if seen is not None:  # padding that sees nothing is shown everything: nobody reads its answer
-        seen = (seen | ~seen.any(-1, keepdim=True))[:, None]
+    if causal:
+        return attend_latest(query, key, value, mask, scaling)
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    seen = None if mask is None else (mask | ~mask.any(-1, keepdim=True))[:, None, None]
     grouped = query.shape[1] != key.shape[1]
     attention = torch.nn.functional.scaled_dot_product_attention
     return attention(query, key, value, attn_mask=seen, scale=scaling, enable_gqa=grouped).transpose(1, 2)

@@ -115,3 +115,34 @@ def _ask_torch(query: Tensor, key: Tensor, value: Tensor, scale: float, visible:
     key, value = (x.masked_fill(~visible.any(dim=-2)[..., None], 0) for x in (key, value))
     out = F.scaled_dot_product_attention(query, key, value, visible | blind, scale=scale, enable_gqa=grouped)
     return out.masked_fill(blind, 0).transpose(1, 2)
+
+
+def attend_latest(
+    query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None = None, scale: float | None = None
+) -> Tensor:
+    """Causal softmax of queries that are the latest of the keys, as where a cache has kept the earlier ones.
+
+    Args:
+        query: (B, N, H, D).
+        key: (B, M, G, D), M at least N, G a divisor of H.
+        value: (B, M, G, E).
+        key_mask: (B, M), boolean. False takes a key out.
+        scale: Factor of the scores; None is D ** -0.5.
+
+    Returns:
+        (B, N, H, E). A query that sees no key, as padding does, has an answer that nobody should read, and no NaN.
+    """
+    tokens, keys = query.shape[1], key.shape[1]
+    seen = None
+    if tokens > 1 and (key_mask is not None or tokens != keys):
+        seen = torch.ones(tokens, keys, dtype=torch.bool, device=query.device).tril(keys - tokens)[None]
+    if key_mask is not None:
+        seen = key_mask[:, None] if seen is None else seen & key_mask[:, None]
+    if seen is not None:  # a row that sees nothing is shown everything
+        seen = (seen | ~seen.any(-1, keepdim=True))[:, None]
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    out = F.scaled_dot_product_attention(
+        query, key, value, seen,
+        is_causal=seen is None and tokens > 1, scale=scale, enable_gqa=query.shape[1] != key.shape[1],
+    )  # fmt: skip
+    return out.transpose(1, 2)

@@ -1,0 +1,188 @@
+"""The decoder with its head: losses, logits, and what transformers' `generate` needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+from .cache import AffinearCache
+from .config import AffinearConfig
+from .loss import IGNORED, chunked_cross_entropy
+from .model import AffinearModel, AffinearPreTrainedModel
+from .places import documents
+
+
+class Head(nn.Linear):
+    """From tokens to logits, or, with targets, to the loss of each, without all logits in memory."""
+
+    def forward(self, input: Tensor, targets: Tensor | None = None, chunk: int = 2048) -> Tensor:
+        """Logits (..., V), or losses (...), zero where a target is -100."""
+        if targets is None:
+            return super().forward(input)
+        return chunked_cross_entropy(input, self.weight, targets, chunk=chunk, reduction="none")
+
+
+class AffinearForCausalLM(AffinearPreTrainedModel, GenerationMixin):
+    """A causal language model: the decoder and its head.
+
+    Args:
+        config: Its shape.
+
+    Example:
+        >>> import torch
+        >>> from affinear.models.language import AffinearForCausalLM, preset
+        >>> model = AffinearForCausalLM(preset("small", vocab_size=100, num_hidden_layers=1))
+        >>> tokens = torch.randint(100, (1, 30))
+        >>> model(tokens, labels=tokens, cu_seqlens=torch.tensor([0, 10, 30])).loss.shape  # two documents
+        torch.Size([])
+        >>> model.eval().generate(tokens, max_new_tokens=5, do_sample=False).shape
+        torch.Size([1, 35])
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    accepts_loss_kwargs = True  # Trainer: it may tell how many targets a batch has over all its parts
+
+    def __init__(self, config: AffinearConfig) -> None:
+        super().__init__(config)
+        self.model = AffinearModel(config)
+        self.lm_head = Head(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: AffinearCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        logits_to_keep: int | Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+        """Logits of the next tokens, or the loss of having to foretell `labels`.
+
+        Args:
+            input_ids: (B, N), int64.
+            attention_mask: As `AffinearModel` has it, like all that is not named here.
+            position_ids: The same.
+            past_key_values: The same.
+            inputs_embeds: The same.
+            labels: (B, N), the tokens themselves, -100 where one is not to be foretold. They are shifted here; the last
+                token of a document foretells none.
+            use_cache: The same.
+            output_hidden_states: The same.
+            output_attentions: The same.
+            return_dict: False for a plain tuple.
+            logits_to_keep: Of how many of the latest tokens to make logits, 0 for all, or which tokens, (K,). None is
+                all, but none beside a loss: those of a long text would not fit into memory.
+            cu_seqlens: Where packed documents begin.
+            num_items_in_batch: What to divide the sum of losses by; None for the number of targets.
+
+        Returns:
+            `loss` and `logits`, either of which may be None, `past_key_values` and `hidden_states`.
+
+        Raises:
+            ValueError: If the arguments do not fit.
+        """
+        if labels is not None and cu_seqlens is None and past_key_values is None:
+            mask = None if attention_mask is None else attention_mask.bool()
+            cu_seqlens = documents(labels, position_ids, mask)
+        out = self.model(
+            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache,
+            output_hidden_states, output_attentions, cu_seqlens=cu_seqlens,
+        )  # fmt: skip
+        assert isinstance(out, BaseModelOutputWithPast)
+        hidden = out.last_hidden_state
+        assert hidden is not None
+        loss = None
+        if labels is not None:
+            targets = shifted(labels, cu_seqlens)
+            losses = self.lm_head(hidden, targets, self.config.loss_chunk)
+            count = (targets != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+            loss = losses.sum() / count
+        logits = None
+        if labels is None or logits_to_keep is not None:
+            logits = self.lm_head(_latest(hidden, logits_to_keep))
+        result = CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states
+        )
+        return result if return_dict is not False else result.to_tuple()
+
+    @torch.no_grad()
+    def token_losses(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, cu_seqlens: Tensor | None = None
+    ) -> Tensor:
+        """How surprising each token is after those before it, (B, N) in nats; NaN where nothing comes before it.
+
+        Args:
+            input_ids: (B, N), int64.
+            attention_mask: (B, N), 0 where there is padding.
+            cu_seqlens: Where packed documents begin.
+
+        Example:
+            >>> import torch
+            >>> from affinear.models.language import AffinearForCausalLM, preset
+            >>> model = AffinearForCausalLM(preset("small", vocab_size=100, num_hidden_layers=1)).eval()
+            >>> losses = model.token_losses(torch.randint(100, (1, 8)), cu_seqlens=torch.tensor([0, 3, 8]))
+            >>> losses.isnan().tolist()
+            [[True, False, False, True, False, False, False, False]]
+        """
+        out = self.model(input_ids, attention_mask, use_cache=False, cu_seqlens=cu_seqlens)
+        there = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+        targets = shifted(input_ids.masked_fill(~there, IGNORED), cu_seqlens).masked_fill(~there, IGNORED)
+        losses: Tensor = self.lm_head(out.last_hidden_state, targets, self.config.loss_chunk)
+        losses = losses.masked_fill(targets == IGNORED, torch.nan)
+        return torch.cat((torch.full_like(losses[:, :1], torch.nan), losses[:, :-1]), dim=1)
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """A cache of states for `generate`, which would make one of keys."""
+        given = model_kwargs.get("past_key_values")
+        kind = generation_config.cache_implementation
+        if kind is not None:
+            raise ValueError(
+                f"cache_implementation: expected None, as a state is the cache, got {kind!r}; leave it out"
+            )
+        if given is not None or generation_config.use_cache is False:
+            _check_new_tokens(given, model_kwargs.get("attention_mask"))
+            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)  # pyright: ignore
+        else:
+            model_kwargs["past_key_values"] = AffinearCache(self.config)
+
+
+def shifted(labels: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """What each token should foretell, (B, N): its successor's label, -100 at the end of a document."""
+    end = labels.new_full((labels.shape[0], 1), IGNORED)
+    targets = torch.cat((labels[:, 1:], end), dim=1)
+    if cu_seqlens is None:
+        return targets
+    last = torch.zeros(labels.shape[1] + 1, dtype=torch.bool, device=labels.device)
+    last[cu_seqlens.long()] = True  # one column too early, and then moved: an empty document has no last token
+    return targets.masked_fill(last[1:], IGNORED)
+
+
+def _latest(hidden: Tensor, keep: int | Tensor | None) -> Tensor:
+    """The tokens (B, K, C) that logits are wanted of."""
+    if isinstance(keep, Tensor):
+        return hidden[:, keep]
+    return hidden[:, -keep:] if keep else hidden
+
+
+def _check_new_tokens(cache: AffinearCache | None, attention_mask: Tensor | None) -> None:
+    """Raise ValueError where `generate` would take new tokens for the beginning of the text."""
+    seen = 0 if cache is None else cache.get_seq_length()
+    if seen and attention_mask is not None and attention_mask.shape[1] <= seen:
+        raise ValueError(
+            f"input_ids: expected the whole text, from the beginning, after a cache of {seen} tokens, got "
+            f"{attention_mask.shape[1]}; for new tokens alone pass attention_mask=cache.mask_with(input_ids)"
+        )
