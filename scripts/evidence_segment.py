@@ -33,13 +33,12 @@ import timm
 import torch
 from timm.optim import create_optimizer_v2
 from torch import nn
-from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from affinear import tasks
 from affinear.models.catalogue import count_macs
 from affinear.models.heads import Segmenter
-from affinear.models.heads.parts import enlarge
+from affinear.tasks.segment.work import pixel_loss
 from affinear.train import Recipe, Run, train
 from affinear.train.settings import parse_size
 from affinear.train.spelling import parse
@@ -381,7 +380,7 @@ def stepping(
         began = time.perf_counter()
         with torch.autocast(device.type, torch.bfloat16):
             logits = call(images)
-        losses = [F.cross_entropy(enlarge(found, size).float(), labels) for found in logits]
+        losses = [pixel_loss(found, labels) for found in logits]
         sum(losses[1:], losses[0]).backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -12,7 +12,7 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .parts import Classifier, ConvNorm, resize
+from .parts import Classifier, ConvNorm, enlarge, resize
 
 
 class FeaturePyramid(nn.Module):
@@ -48,7 +48,7 @@ class Enlarge(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The larger map."""
-        return F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
+        return enlarge(x, (2 * x.shape[2], 2 * x.shape[3]))
 
 
 class SemanticFPN(nn.Module):

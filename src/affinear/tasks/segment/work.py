@@ -134,8 +134,9 @@ class Normalize:
 
 def pixel_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """The mean cross entropy of labelled pixels (B, H, W); nothing, with a gradient of nothing, where there is none."""
-    logits = enlarge(logits, (labels.shape[1], labels.shape[2])).float()
-    total = F.cross_entropy(logits, labels, ignore_index=UNLABELLED, reduction="sum")
+    logits = enlarge(logits, (labels.shape[1], labels.shape[2])).permute(0, 2, 3, 1)
+    # As a list of pixels: torch's loss of pictures would first copy logits whose channels come last in memory.
+    total = F.cross_entropy(logits.flatten(0, 2).float(), labels.flatten(), ignore_index=UNLABELLED, reduction="sum")
     return total / (labels != UNLABELLED).sum().clamp(min=1)
 
 
