@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from ..tasks.classify.variants import ABLATION, LAYERS, ROTARY, RULES
@@ -54,6 +55,7 @@ class Summary:
         parameters: Trained numbers.
         macs: Multiply-adds for one sample; None where nobody counted them.
         per_second: Units of the task, such as images, of the fastest seed.
+        step_seconds: What a training step took, in the fastest stretch of any seed.
         step_memory: Bytes.
         norm_correlation: Mean over seeds; None where it does not apply.
         negative_share: Mean over seeds.
@@ -68,6 +70,7 @@ class Summary:
     parameters: int | None
     macs: int | None
     per_second: float | None
+    step_seconds: float | None
     step_memory: int | None
     norm_correlation: float | None
     negative_share: float | None
@@ -150,12 +153,20 @@ def _summary(name: str, outcomes: list[Outcome], metric: Measure) -> Summary:
         parameters=good[0].parameters if good else None,
         macs=good[0].macs or None if good else None,
         per_second=max(outcome.per_second for outcome in good) if good else None,
+        step_seconds=min((_step_seconds(outcome) for outcome in good), default=None),
         step_memory=good[0].step_memory if good else None,
         norm_correlation=_mean(one.norm_correlation for one in attention),
         negative_share=_mean(one.negative_share for one in attention),
         row_sum_error=max(errors) if errors else None,
         errors={outcome.seed: outcome.error for outcome in outcomes if outcome.error},
     )
+
+
+def _step_seconds(outcome: Outcome) -> float:
+    """What a step took in the fastest stretch: whatever else the machine does can only slow it down."""
+    ends = [0, *(record.step for record in outcome.curve)]
+    steps = [after - before for before, after in pairwise(ends)]
+    return min((record.seconds / n for record, n in zip(outcome.curve, steps, strict=True) if n), default=math.nan)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -99,13 +99,13 @@ def _table(summaries: Sequence[Summary], plan: Comparison) -> str:
     head = "".join(f"<th>{escape(_one_line(name))}</th>" for name in headings(task, whole))
     lines = "".join(
         f'<tr title="{escape(_what(task, summary.variant))}">'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in row(summary, task.metric, whole))
+        + "".join(f"<td>{escape(cell)}</td>" for cell in row(summary, task, whole))
         + "</tr>"
         for summary in summaries
     )
     return (
         f'<h2>The table</h2><p class="note">{escape(legend(task, whole))} Several cells share the machine, so '
-        f"{task.unit}/s tells the variants apart and is no record.</p>"
+        f"{'ms/step' if task.pace == 'steps' else f'{task.unit}/s'} tells the variants apart and is no record.</p>"
         f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
         f"<details><summary>What each variant is</summary>"
         f"{_list(f'{summary.variant}: {_what(task, summary.variant)}' for summary in summaries)}</details>"

@@ -29,10 +29,18 @@ def headings(task: Task[Any, Any], whole: bool = False) -> tuple[str, ...]:
     Of whole networks attention is not what differs: multiply-adds stand in its place.
     """
     metric = f"{task.metric.title}\n{'%' if task.metric.scale == 100 else ''}"
-    size, cost = (metric, "spread", "para-\nmeters"), (f"{task.unit}\n/s", "memory\nMB")
+    size, cost = (metric, "spread", "para-\nmeters"), (_pace(task), "memory\nMB")
     if whole:
         return ("network", *size, "GMACs", *cost)
     return ("variant", *size, *cost, "entropy\n/norm", "below\nzero %", "row sum\nerror")
+
+
+def _pace(task: Task[Any, Any]) -> str:
+    return "ms\n/step" if task.pace == "steps" else f"{task.unit}\n/s"
+
+
+def _pace_told(task: Task[Any, Any]) -> str:
+    return "ms/step: one training step" if task.pace == "steps" else f"{task.unit}/s: training"
 
 
 class Screen:
@@ -210,18 +218,22 @@ def table(summaries: Sequence[Summary], task: Task[Any, Any], whole: bool = Fals
     for number, heading in enumerate(headings(task, whole)):
         out.add_column(heading, justify="right" if number else "left", no_wrap=True)
     for summary in summaries:
-        out.add_row(*row(summary, task.metric, whole))
+        out.add_row(*row(summary, task, whole))
     return out
 
 
-def row(summary: Summary, metric: Measure, whole: bool = False) -> tuple[str, ...]:
+def row(summary: Summary, task: Task[Any, Any], whole: bool = False) -> tuple[str, ...]:
     """A variant, or a whole network, as the tables show it, column by column."""
+    metric = task.metric
     form = f".{digits_of(metric)}f"
     mean = _number(summary.mean, form) if summary.mean is not None else "failed" if summary.errors else NONE
     memory = None if summary.step_memory is None else summary.step_memory / 1e6
     share = None if summary.negative_share is None else 100 * summary.negative_share
     size = summary.variant, mean, _number(summary.spread, form), _count(summary.parameters)
-    cost = _number(summary.per_second, ",.0f"), _number(memory, ",.1f")
+    pace = _number(summary.per_second, ",.0f")
+    if task.pace == "steps":
+        pace = _number(None if summary.step_seconds is None else 1000 * summary.step_seconds, ".1f")
+    cost = pace, _number(memory, ",.1f")
     if whole:
         return *size, _number(None if summary.macs is None else summary.macs / 1e9, ".3f"), *cost
     return (
@@ -247,7 +259,7 @@ def legend(task: Task[Any, Any], whole: bool = False) -> str:
     """What the columns are."""
     told = (
         f"{task.metric.title}: mean over seeds, on the test set after the last step; spread: standard deviation over "
-        f"seeds. {task.unit}/s: training, the fastest epoch. memory: what the tensors of one training step take at "
+        f"seeds. {_pace_told(task)}, the fastest epoch. memory: what the tensors of one training step take at "
         "most. "
     )
     if whole:

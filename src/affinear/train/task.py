@@ -291,6 +291,7 @@ class Task(ABC, Generic[D, S]):
         metric: The one that decides which weights are best, one of the measures.
         settings: The class of the task's own settings.
         options: The class of what `affinear predict` can be told.
+        pace: What a comparison tells the speed in: the task's units per second, or milliseconds of a step.
         judged: Whether both the last and the averaged weights are scored, or the averaged ones alone where there are
             any.
     """
@@ -304,6 +305,7 @@ class Task(ABC, Generic[D, S]):
     metric: ClassVar[Measure]
     settings: type[S]
     options: ClassVar[type[Settings]] = Settings
+    pace: ClassVar[Literal["units", "steps"]] = "units"
     judged: ClassVar[Literal["both", "averaged"]] = "both"
 
     @property
