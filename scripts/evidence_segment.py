@@ -92,8 +92,10 @@ def main() -> int:
     if given.what == "cell":
         cell(given)
         return 0
-    rows = {"alone": alone, "upernet": upernet, "growth": growth}[given.what](given)
-    keep(given.output / f"{given.what}.json", {"machine": machine(), "rows": rows})
+    rows: list[dict[str, Any]] = []
+    for row in {"alone": alone, "upernet": upernet, "growth": growth}[given.what](given):
+        rows.append(row)
+        keep(given.output / f"{given.what}.json", {"machine": machine(), "rows": rows})
     return 0
 
 
@@ -267,7 +269,7 @@ def upernet(given: argparse.Namespace) -> list[dict[str, Any]]:
     return measured(given, networks, given.size or WIDE, given.batch or WIDE_BATCH, WIDE_CLASSES)
 
 
-def growth(given: argparse.Namespace) -> list[dict[str, Any]]:
+def growth(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Peak memory and seconds of one image, forward and backward, for larger and larger images.
 
     Softmax is measured twice: by torch's fused kernel, which keeps no weights, and by the formula, which does.
@@ -275,12 +277,11 @@ def growth(given: argparse.Namespace) -> list[dict[str, Any]]:
     formula, fused = [SDPBackend.MATH], [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
     arms: dict[str, tuple[dict[str, Any], list[SDPBackend]]] = {
         "linear": ({}, fused),
-        "softmax, fused": ({"mechanism": "softmax"}, fused),
         "softmax, weights kept": ({"mechanism": "softmax"}, formula),
+        "softmax, fused": ({"mechanism": "softmax"}, fused),
     }
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sides = [side for side in GROWING if given.size is None or side <= given.size[0]]
-    rows: list[dict[str, Any]] = []
     for name, (args, kernels) in arms.items():
         network = timm.create_model(LINEAR, features_only=True, **args)
         network = network.to(device, memory_format=torch.channels_last).train()  # pyright: ignore[reportCallIssue]
@@ -291,7 +292,7 @@ def growth(given: argparse.Namespace) -> list[dict[str, Any]]:
                     row |= grown(network, side, device)
             except torch.OutOfMemoryError:
                 row["error"] = "out of memory"
-            rows.append(row)
+            yield row
             print(
                 f"{name}, {side} px: {row.get('error') or '{peak_gb:.2f} GB, {seconds:.3f} s'.format(**row)}",
                 flush=True,
@@ -299,7 +300,6 @@ def growth(given: argparse.Namespace) -> list[dict[str, Any]]:
             if "error" in row or row["seconds"] > PATIENCE:
                 break
         del network
-    return rows
 
 
 def grown(network: nn.Module, side: int, device: torch.device) -> dict[str, float]:
