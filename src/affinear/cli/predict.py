@@ -12,14 +12,19 @@ from .common import TRAINING, require, stop, told_in_a_sentence
 
 
 def predict(
-    sources: Annotated[list[str], typer.Argument(help="Files or folders of images, or whatever the task answers.")],
     weights: Annotated[Path, typer.Option(help="Folder of a run, or a file of weights.")],
+    sources: Annotated[
+        list[str] | None, typer.Argument(help="Files or folders of images, or whatever the task answers.")
+    ] = None,
     task: Annotated[str | None, typer.Option(help="The task, for weights that do not tell; else classify.")] = None,
     model: Annotated[str | None, typer.Option(help="The network, for weights that do not tell.")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for what is drawn or written, where a task does.")
     ] = None,
     top: Annotated[int | None, typer.Option(min=1, help="classify: how many guesses for each image.")] = None,
+    classes: Annotated[
+        list[str] | None, typer.Option("--class", help="generate: a class to draw, by number or name; again for more.")
+    ] = None,
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="Any option of the task's: field=value; may be given again.")
     ] = None,
@@ -43,12 +48,16 @@ def predict(
         trained = tasks.load_trained(weights, model, task=task)
         given = [*(setting or []), *([] if top is None else [f"top={top}"])]
         options = trained.task.options().changed(**spelling.parse(given, trained.task.options))
-        for answer in trained.task.predict(trained, _files_of(sources), options):
+        asked = [*_files_of(sources or []), *(classes or [])]
+        if not asked:
+            raise ValueError("sources: expected something to answer: files, folders, or --class for a generator")
+        for answer in trained.task.predict(trained, asked, options):
             failed |= answer.error is not None
             found.append(dict(answer.content))
             if not as_json:
                 print(f"{answer.source}: {answer.text if answer.error is None else answer.error}")
-            for path in _kept(answer.files, output, force):
+            drawn = Path() if output is None and trained.task.draws else output
+            for path in _kept(answer.files, drawn, force):
                 print(f"  {path}", file=sys.stderr)
     if as_json:
         print(json.dumps(found, indent=2, ensure_ascii=False))

@@ -1,5 +1,6 @@
 """The vision families, registered with timm: `import affinear.models`, then `timm.create_model("mavit_tiny")`."""
 
+from .dit import DiT
 from .inline_cswin import InLineCSwin
 from .inline_deit import InLineDeiT
 from .inline_pvt import InLinePVT
@@ -15,6 +16,7 @@ __all__ = [
     "MILA",
     "RAVLT",
     "RMT",
+    "DiT",
     "InLineCSwin",
     "InLineDeiT",
     "InLinePVT",

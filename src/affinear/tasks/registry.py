@@ -16,6 +16,7 @@ MODULES: Mapping[str, str] = MappingProxyType(
         "classify": "affinear.tasks.classify",
         "detect": "affinear.tasks.detect",
         "distil": "affinear.tasks.distil",
+        "generate": "affinear.tasks.generate",
         "ranges": "affinear.tasks.ranges",
         "segment": "affinear.tasks.segment",
     }

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ..models.sealing import broken
-from . import checkpoint, curves, folder, report
+from . import checkpoint, curves, folder, glimpses, report
 from .blame import named_tensors, weights_at_fault
 from .checkpoint import Position
 from .devices import accelerated, device, is_sharded, peak_memory
@@ -352,11 +352,22 @@ class _Trainer:
         else:
             found, judged = self._score(kit.called if is_sharded(kit.accelerator) else kit.network), kit.network
         self._keep_best(record, found, judged)
+        self._glimpse(record, judged)
         if averaged is not None:
             self._keep_best(record, averaged, self._averaged())
         return dataclasses.replace(
             record, test=dict(found.numbers), averaged=None if averaged is None else dict(averaged.numbers)
         )
+
+    def _glimpse(self, record: Record, network: nn.Module) -> None:
+        """Keep a picture of what is judged, where the task has one."""
+        if not self._main or is_sharded(self._kit.accelerator):
+            return
+        with kept_random_state(), torch.no_grad():
+            seed_step(self._kit.recipe.seed, 0, EVALUATION, 0, self._kit.accelerator.device)
+            picture = self._work.glimpse(self._alone(network).eval())
+        if picture is not None:
+            glimpses.keep(self._run.output, record.step, picture)
 
     def _averaged(self) -> nn.Module:
         assert self._kit.average is not None
@@ -438,6 +449,7 @@ class _Trainer:
             if curves.can_draw():
                 curves.draw(self._run.output, records, self._task.metric, by_steps_of(kit.recipe))
             shown = [] if is_sharded(kit.accelerator) else self._shown()
+            shown += glimpses.sections(self._run.output, self._position.step)
             report.write(self._run.output, self._task, self._about, self._outline, self._position, shown)
 
     def _shown(self) -> list[report.Section]:

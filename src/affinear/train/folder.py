@@ -25,7 +25,7 @@ from .records import EVENTS, LOG
 from .settings import read_object
 
 RUN, CURVES, REPORT = "run.json", "curves.png", "report.html"
-OWN = (RUN, LOG, BEST, LAST, CURVES, REPORT, EVENTS)
+OWN = (RUN, LOG, BEST, LAST, CURVES, REPORT, EVENTS, "glimpses")
 DRAFT = re.compile(r"\.(run\.json\.\d+\.part|[0-9a-f]{32})")  # what a run leaves that is killed as it begins
 PACKAGES = ("timm", "accelerate", "safetensors", "numpy")
 

@@ -273,6 +273,13 @@ class Work(ABC, Generic[D, S]):
     def names(self, indices: Sequence[int]) -> list[str]:
         """What training samples are called, for a message about a bad batch."""
 
+    def glimpse(self, network: nn.Module) -> bytes | None:
+        """A picture of what a network in evaluation mode does, a PNG file, kept at every evaluation; None for none.
+
+        Only one process asks.
+        """
+        return None
+
     def report(self, network: nn.Module) -> list[Section]:
         """What the run's report shows beside the curves, of a network in evaluation mode; only one process asks."""
         return []
@@ -294,6 +301,7 @@ class Task(ABC, Generic[D, S]):
         pace: What a comparison tells the speed in: the task's units per second, or milliseconds of a step.
         judged: Whether both the last and the averaged weights are scored, or the averaged ones alone where there are
             any.
+        draws: Whether the files of an answer are the answer, so that they are written where nobody names a folder.
     """
 
     name: ClassVar[str]
@@ -307,6 +315,7 @@ class Task(ABC, Generic[D, S]):
     options: ClassVar[type[Settings]] = Settings
     pace: ClassVar[Literal["units", "steps"]] = "units"
     judged: ClassVar[Literal["both", "averaged"]] = "both"
+    draws: ClassVar[bool] = False
 
     @property
     @abstractmethod
