@@ -10,6 +10,8 @@ DEMO  := .venv/.demo
 READY := .venv/.ready
 FETCH := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 PIP   := $(FETCH) -c constraints.txt
+# What the tests of a file share is made once: a file is not torn between the workers.
+TESTS := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/gpu
 # Kernels are built under the newest Triton, from constraints.txt, and under the oldest that affinear works with.
 OLDEST_TRITON := 3.6.0
 OLDEST := .venv/triton-$(OLDEST_TRITON)
@@ -32,10 +34,10 @@ demo: $(DEMO) ## train one small network per attention on real digits and compar
 	$(BIN)/affinear compare $(ARGS)
 
 test: lint $(OLDEST)/.ready ## lint, check types, run every test but the exhaustive ones (ARGS="-k state" picks some)
-	$(BIN)/python -m pytest -n 2 --ignore=tests/gpu --ignore=tests/fuzz -m "not exhaustive" $(ARGS)
+	$(TESTS) --ignore=tests/fuzz -m "not exhaustive" $(ARGS)
 
 test-all: test ## the same, then the exhaustive tests and the fuzz loops, which print their counts (ARGS="-k images")
-	$(BIN)/python -m pytest -n 2 --ignore=tests/gpu -m exhaustive $(ARGS)
+	$(TESTS) -m exhaustive $(ARGS)
 
 test-gpu: ## test on a GPU, under the Python that has its torch (ARGS="--report FILE.json")
 	PYTHONPATH=src $(PYTHON) scripts/gpu_tests.py $(ARGS)

@@ -2,6 +2,7 @@
 
     python scripts/build_kernels.py sm_90 mala:64 nala:96:bfloat16:rotary+masked
     python scripts/build_kernels.py gfx942 mala:128 --until shared
+    python scripts/build_kernels.py sm_90 mala:64:bfloat16:causal --until translated
 
 Every case calls the library, on tensors whose numbers do not matter. A stand-in for the driver names the chip: Triton
 specializes and compiles each launch as it would there, and launches nothing. So block sizes, options and arguments are
@@ -235,18 +236,24 @@ def building(case: Case, until: str, report: Callable[[Build, Any], None]) -> Ge
         jit.run, jit._do_compile = run, compile_
 
 
-def stop_before_assembling(chip: Chip) -> None:
-    """Leave out what comes after shared memory is settled: most of the time, and all about registers."""
+# The last stage of each way to build less than all: where Triton has understood a kernel, and where shared memory is
+# settled, after which comes most of the time, and all about registers.
+STAGES = {"translated": "ttir", "shared": "llir"}
+
+
+def stop_after(stage: str, chip: Chip) -> None:
+    """Leave out what comes after a stage."""
     backend: Any = type(make_backend(chip.target))
     add_stages = backend.add_stages
 
     def nothing(module: Any, metadata: dict[str, Any]) -> bytes:
         metadata.setdefault("name", "unnamed")
+        metadata.setdefault("shared", None)
         return b""
 
     def add_few(self: Any, stages: dict[str, Any], *rest: Any) -> None:
         add_stages(self, stages, *rest)
-        for late in list(stages)[list(stages).index("llir") + 1 :]:
+        for late in list(stages)[list(stages).index(stage) + 1 :]:
             stages[late] = nothing
 
     backend.add_stages = add_few
@@ -294,12 +301,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("chip", choices=CHIPS)
     parser.add_argument("case", nargs="+", type=Case.parse, help="mechanism:width[:dtype[:options]]")
-    parser.add_argument("--until", choices=("launch", "shared", "binary"), default="binary", help="how far to build")
+    parser.add_argument("--until", choices=("launch", *STAGES, "binary"), default="binary", help="how far to build")
     parser.add_argument("--json", action="store_true", help="for a program to read")
     arguments = parser.parse_args()
     chip = CHIPS[arguments.chip]
-    if arguments.until == "shared":
-        stop_before_assembling(chip)
+    if arguments.until in STAGES:
+        stop_after(STAGES[arguments.until], chip)
     builds: list[Build] = []
 
     def report(build: Build, _built: Any) -> None:

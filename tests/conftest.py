@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
+import signal
+import socket
+import traceback
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 # Some virtual machines announce matrix instructions for bfloat16 and then stop the program that uses them.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -34,3 +41,56 @@ def seed(request: pytest.FixtureRequest) -> int:
     torch.manual_seed(number)
     request.node.add_report_section("setup", "seed", f"AFFINEAR_SEED={number}")
     return number
+
+
+InRanks = Callable[[int, Callable[[], Any]], list[Any]]
+
+
+@pytest.fixture(scope="session")
+def in_ranks(tmp_path_factory: pytest.TempPathFactory) -> InRanks:
+    """Do a work in so many processes, as `torchrun` starts them, and return what each one found, through JSON.
+
+    They are forked: what is imported here is imported there, which is most of the time that new processes would take.
+    """
+
+    def run(number: int, work: Callable[[], Any]) -> list[Any]:
+        folder = tmp_path_factory.mktemp("ranks")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        sizes = {"WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number, "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
+        children = {_fork(rank, sizes, work, folder / f"{rank}.json"): rank for rank in range(number)}
+        while children:
+            child, status = os.wait()
+            rank = children.pop(child, None)
+            if rank is not None and status != 0:
+                for other in children:  # which would wait for the one that is gone
+                    os.kill(other, signal.SIGKILL)
+                    os.waitpid(other, 0)
+                pytest.fail(f"rank {rank} ended with {os.waitstatus_to_exitcode(status)}: {_told(folder, rank)}")
+        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(number)]
+
+    return run
+
+
+def _fork(rank: int, sizes: dict[str, int], work: Callable[[], Any], answer: Path) -> int:
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        warnings.simplefilter("ignore")  # torch's advice, which is an error to pytest
+        torch.set_num_threads(1)  # threads of the parent are not there
+        os.environ |= {name: str(value) for name, value in (sizes | {"RANK": rank, "LOCAL_RANK": rank}).items()}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "ACCELERATE_USE_CPU": "1"}
+        answer.write_text(json.dumps(work()))
+        code = 0
+    except BaseException:
+        answer.with_suffix(".txt").write_text(traceback.format_exc())
+    finally:
+        os._exit(code)
+
+
+def _told(folder: Path, rank: int) -> str:
+    path = folder / f"{rank}.txt"
+    return path.read_text() if path.exists() else "nothing was said"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -91,9 +92,16 @@ def test_all_families_are_there():
 # Of the networks of comparison one of each kind: their other sizes differ in numbers alone.
 KINDS = ("ravlt_tiny", "ravlt_tiny_linear", "mila_tiny", "rmt_tiny", "rmt_base", "secvit_tiny", "secvit_base")
 RUN = [name for name in EVERY if name in KINDS or not name.startswith(("ravlt", "mila", "rmt", "secvit"))]
+# So do those of the other families: `make test` runs the smallest of each kind, `make test-all` every one.
+SMALLEST = re.compile(
+    r"(mavit|inline_\w+|ravlt|mila|rmt|secvit)_tiny(_linear)?|nalaformer_xtiny(_linear)?|(rmt|secvit)_base"
+)
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize(
+    "name",
+    [name if SMALLEST.fullmatch(name) else pytest.param(name, marks=pytest.mark.exhaustive) for name in RUN],
+)
 def test_every_network_is_what_timm_expects(name: str):
     # Equal clusters ask for sides that fit; all else is promised for any image.
     model = cheap(name, drop_path_rate=0.1, **({"uneven": True} if name.startswith("secvit") else {}))

@@ -30,6 +30,11 @@ SMALL: dict[str, dict[str, Any]] = {
     "rmt": {**PAIR, "num_heads": (2, 2), "mlp_ratios": (2, 2), "projection": 16, "stage_types": "df"},
     "secvit": {**SINGLE, "mlp_ratios": (2,), "projection": 16, "num_clusters": (4,)},
 }
+# What only repeats another family's kind of block is left to `make test-all`: a graph takes seconds.
+COMPILED = [
+    family if family in ("mavit", "inline_deit") else pytest.param(family, marks=pytest.mark.exhaustive)
+    for family in SMALL
+]
 WINDOWED = {"inline_swin": "SwinBlock", "inline_cswin": "StripeAttention"}
 FIXED = {**WINDOWED, "secvit": "ClusterAttention"}
 
@@ -84,12 +89,14 @@ def test_onnx_of_windows_takes_any_batch_of_one_size(one_size: export.Exported) 
     assert one_size.checked == ((1, 3, 32, 48), (3, 3, 32, 48))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", ["mila", "secvit"])  # RAVLT's and RMT's operations are all in these and the others
 def test_onnx_of_the_networks_of_comparison(family: str) -> None:
     exported = export.export_onnx(build(family), size=(32, 64))
     assert exported.dynamic == (("batch",) if family == "secvit" else ("batch", "height", "width"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("family", "stage_types"), [("mavit", "l"), ("nalaformer", "v"), ("inline_pvt", "I")])
 def test_onnx_of_the_other_families(family: str, stage_types: str) -> None:
     block = {**SMALL[family], **SINGLE, "stage_types": stage_types}
@@ -98,6 +105,7 @@ def test_onnx_of_the_other_families(family: str, stage_types: str) -> None:
     assert exported.dynamic == ("batch",)
 
 
+@pytest.mark.exhaustive
 def test_onnx_of_stripes() -> None:
     block = {**SMALL["inline_cswin"], "depths": (1, 1), "stage_types": "SS"}
     assert export.export_onnx(released.build("inline_cswin", block), size=(32, 48)).dynamic == ("batch",)
@@ -125,7 +133,9 @@ def test_facts_are_those_that_timm_keeps() -> None:
     assert "std" not in facts
 
 
-@pytest.mark.parametrize("family", ["mavit", "inline_cswin"])  # the others go through it on their way to ONNX
+@pytest.mark.parametrize(  # the others go through it on their way to ONNX
+    "family", [pytest.param("mavit", marks=pytest.mark.exhaustive), "inline_cswin"]
+)
 def test_torch_export_gives_the_same(family: str) -> None:
     model = build(family).eval()
     with torch.no_grad():
@@ -134,7 +144,7 @@ def test_torch_export_gives_the_same(family: str) -> None:
         assert close(program.module()(images), model(images))
 
 
-@pytest.mark.parametrize("family", SMALL)
+@pytest.mark.parametrize("family", COMPILED)
 def test_compiled_whole_it_gives_the_same(family: str) -> None:
     torch.compiler.reset()
     model = build(family).eval()

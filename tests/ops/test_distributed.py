@@ -1,6 +1,6 @@
 """Two processes over gloo: every rank summarizes its own tokens, one all-reduce makes the state of all of them.
 
-`torchrun` runs this very file on both ranks; each answers with numbers, which the tests then judge.
+Each answers with numbers, which the tests then judge.
 """
 
 from __future__ import annotations
@@ -9,10 +9,7 @@ import datetime
 import json
 import os
 import secrets
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,33 +138,22 @@ def scenarios() -> dict[str, Callable[[], Any]]:
     return table | {"groups": groups, "difference": same_everywhere}
 
 
-def main(folder: str, seed: int) -> None:
-    """What `torchrun` runs on each rank."""
+def work(seed: int) -> dict[str, Any]:
+    """What each rank does."""
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
-    results = {}
+    results: dict[str, Any] = {"seed": seed}
     for name, scenario in scenarios().items():
         torch.manual_seed(seed)
         results[name] = scenario()
-    Path(folder, f"{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
+    return results
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def ranks(in_ranks: Callable[..., list[Any]]) -> list[dict[str, Any]]:
     """What rank 0 and rank 1 found."""
-    folder = tmp_path_factory.mktemp("ranks")
-    seed = os.environ.get("AFFINEAR_SEED", str(secrets.randbits(32)))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = subprocess.run(
-        [*launch, __file__, str(folder), seed],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, f"AFFINEAR_SEED={seed}\n{done.stderr}"
-    return [json.loads((folder / f"{rank}.json").read_text()) | {"seed": seed} for rank in range(2)]
+    seed = int(os.environ.get("AFFINEAR_SEED", secrets.randbits(32)))
+    return in_ranks(2, lambda: work(seed))
 
 
 @pytest.mark.parametrize("with_rotary", [False, True], ids=["plain", "rotary"])
@@ -210,7 +196,3 @@ def test_without_a_process_group_it_says_what_to_call():
     key, value = torch.randn(2, BATCH, 10, HEADS, WIDTH).unbind()
     with pytest.raises(ValueError, match=r"^group: expected .*initialised.*init_process_group"):
         af.summarize(key, value).all_reduce()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))

@@ -135,9 +135,16 @@ def test_it_says_what_it_is(tiny: Tiny):
         tasks.recipe_for(task, tiny.made.MODEL, "no such recipe")
 
 
-def test_three_steps_killed_after_each_and_resumed_end_with_the_same_bits(tiny: Tiny, whole: Result):
-    torn = tiny.run(tiny.folder / "torn")
-    for moment in range(1, STEPS):
+MOMENTS = [
+    pytest.param([1], id="once"),
+    pytest.param(list(range(1, STEPS)), id="after each", marks=pytest.mark.exhaustive),
+]
+
+
+@pytest.mark.parametrize("moments", MOMENTS)
+def test_three_steps_killed_and_resumed_end_with_the_same_bits(tiny: Tiny, whole: Result, moments: list[int]):
+    torn = tiny.run(tiny.folder / f"torn {len(moments)}")
+    for moment in moments:
         assert in_children([lambda: train(torn, progress=Bomb(moment))]) == [-signal.SIGKILL]  # noqa: B023
     result = train(torn)
     expected, found = weights_of(whole.weights.parent), weights_of(torn.output)

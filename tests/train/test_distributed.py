@@ -5,13 +5,27 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace as Stub
+from typing import Any
 
+import pytest
+import timm
 import torch
+import torch.distributed as dist
+from accelerate.utils import DistributedType
 from safetensors.torch import load_file
+from torch.distributed.fsdp import fully_shard
 from typer.testing import CliRunner
 
+import affinear.models
 from affinear.cli import build_app
+from affinear.train.checkpoint import Position, load, save
+from affinear.train.corrupt import Skipped
+from affinear.train.state import load_into, snapshot
+
+assert affinear.models
 
 COMMAND = (
     "train inline_deit_tiny --data digits --recipe tiny --epochs 1 --batch-size 192 --image-size 8 --workers 0 "
@@ -20,61 +34,57 @@ COMMAND = (
 )
 
 
+SMALL: dict[str, Any] = {
+    "depth": 1, "embed_dim": 16, "num_heads": 2, "patch_size": 4, "img_size": 8, "in_chans": 1, "num_classes": 3,
+}  # fmt: skip
+
+
 # Accelerate shards on GPUs alone. torch does on CPUs too, so that at least taking and putting back the state runs here.
-SHARDED = """
-import sys
-from pathlib import Path
-from types import SimpleNamespace as Stub
-
-import timm, torch
-import torch.distributed as dist
-from accelerate.utils import DistributedType
-from torch.distributed.fsdp import fully_shard
-
-import affinear.models
-from affinear.train.checkpoint import Position, load, save
-from affinear.train.corrupt import Skipped
-from affinear.train.state import load_into, snapshot
-
-SMALL = dict(depth=1, embed_dim=16, num_heads=2, patch_size=4, img_size=8, in_chans=1, num_classes=3)
-
-def kit():
+def sharded_kit() -> Any:
+    """All that is trained with, its weights shared out among the processes."""
     torch.manual_seed(0)
-    network = timm.create_model("inline_deit_tiny", **SMALL)
+    network: Any = timm.create_model("inline_deit_tiny", **SMALL)
     for block in network.blocks:
         fully_shard(block)
     fully_shard(network)
-    optimizer = Stub(optimizer=torch.optim.AdamW(network.parameters(), lr=1e-2))
-    accelerator = Stub(distributed_type=DistributedType.FSDP, scaler=None)
-    schedule = Stub(step_update=lambda step: None)
-    return Stub(accelerator=accelerator, called=network, network=network, optimizer=optimizer, average=None,
-                schedule=schedule, work=Stub(skipped=Skipped()))
+    return Stub(
+        accelerator=Stub(distributed_type=DistributedType.FSDP, scaler=None),
+        called=network,
+        network=network,
+        optimizer=Stub(optimizer=torch.optim.AdamW(network.parameters(), lr=1e-2)),
+        average=None,
+        schedule=Stub(step_update=lambda step: None),
+        work=Stub(skipped=Skipped()),
+    )
 
-def train(parts, first, last):
+
+def train_sharded(parts: Any, first: int, last: int) -> None:
+    """Steps on images that every process draws for itself."""
     for step in range(first, last):
         torch.manual_seed(100 + step + 10 * dist.get_rank())
         parts.called(torch.randn(4, 1, 8, 8)).square().mean().backward()
         parts.optimizer.optimizer.step()
         parts.optimizer.optimizer.zero_grad()
 
-dist.init_process_group("gloo")
-whole = kit()
-train(whole, 0, 3)
-taken = snapshot(whole, Position(3))
-if dist.get_rank() == 0:
-    save(Path(sys.argv[1]), taken)
-dist.barrier()
-train(whole, 3, 6)
-torn = kit()
-train(torn, load_into(torn, load(Path(sys.argv[1], "step-000000003"))).step, 6)
-one, other = snapshot(whole, Position(6)).weights, snapshot(torn, Position(6)).weights
-if dist.get_rank() == 0:
-    plain = timm.create_model("inline_deit_tiny", **SMALL).state_dict()
-    assert {name: tensor.shape for name, tensor in one.items()} == {name: t.shape for name, t in plain.items()}
-    assert all(torch.equal(one[name], other[name]) for name in one)
-    print("the same")
-dist.destroy_process_group()
-"""
+
+def stop_and_go_on(folder: Path) -> dict[str, Any]:
+    """Six steps, and three with three more after them: shapes of what is saved, and whether it ends the same."""
+    dist.init_process_group("gloo")
+    whole = sharded_kit()
+    train_sharded(whole, 0, 3)
+    taken = snapshot(whole, Position(3))
+    if dist.get_rank() == 0:
+        save(folder, taken)
+    dist.barrier()
+    train_sharded(whole, 3, 6)
+    torn = sharded_kit()
+    train_sharded(torn, load_into(torn, load(folder / "step-000000003")).step, 6)
+    one, other = snapshot(whole, Position(6)).weights, snapshot(torn, Position(6)).weights
+    dist.destroy_process_group()
+    return {
+        "shapes": {name: list(tensor.shape) for name, tensor in one.items()},
+        "same": all(torch.equal(one[name], other[name]) for name in one),
+    }
 
 
 def together(program: list[str]) -> str:
@@ -87,6 +97,7 @@ def together(program: list[str]) -> str:
     return ended.stdout
 
 
+@pytest.mark.exhaustive  # tests/tasks/test_contract.py says it of every task, in processes that are forked
 def test_two_processes_train_what_one_does(tmp_path: Path, seed: int):
     alone = CliRunner().invoke(build_app(), COMMAND.format(seed=seed % 1000, output=tmp_path / "one").split())
     assert alone.exit_code == 0, alone.output
@@ -102,7 +113,8 @@ def test_two_processes_train_what_one_does(tmp_path: Path, seed: int):
     assert len(lines) == len(set(lines)) == len((tmp_path / "one" / "log.jsonl").read_text().splitlines())
 
 
-def test_sharded_weights_are_saved_whole_and_go_on(tmp_path: Path):
-    program = tmp_path / "program.py"
-    program.write_text(SHARDED)
-    assert "the same" in together([str(program), str(tmp_path)])
+def test_sharded_weights_are_saved_whole_and_go_on(tmp_path: Path, in_ranks: Callable[..., list[Any]]):
+    first, _ = in_ranks(2, lambda: stop_and_go_on(tmp_path))
+    plain = timm.create_model("inline_deit_tiny", **SMALL).state_dict()
+    assert first["shapes"] == {name: list(tensor.shape) for name, tensor in plain.items()}
+    assert first["same"]

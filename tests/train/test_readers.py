@@ -37,7 +37,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="who sent a signal is told on Linux alone")
-@pytest.mark.parametrize("method", ["fork", "forkserver"])  # the latter in the processes of `affinear compare`
+# The latter in the processes of `affinear compare`; it imports everything anew.
+@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.exhaustive)])
 def test_a_reader_ends_with_its_trainers_signal_and_with_no_others(method: str, tmp_path: Path):
     script = tmp_path / "trainer.py"
     script.write_text(TRAINER)
