@@ -191,6 +191,57 @@ def test_a_second_interrupt_stops_at_once_but_not_its_echo(
         train(run_of(tmp_path / "b"), data=images, progress=Bomb(3, signal.SIGINT, times=2))
 
 
+class BombInTest(Progress):
+    """Sends a signal to its own process when an evaluation begins, the so-manieth."""
+
+    def __init__(self, evaluation: int) -> None:
+        self.left = evaluation
+
+    def testing(self) -> None:
+        self.left -= 1
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("evaluation", [1, 2])  # in the middle of the run, and at its end
+def test_a_signal_during_an_evaluation_saves_without_waiting_for_its_end(
+    tmp_path: Path, whole: Path, images: Images, evaluation: int
+):
+    torn = run_of(tmp_path / "torn", save_every=0)
+    steps = evaluation * STEPS // 2
+    with pytest.raises(Interrupted, match=rf"after step {steps} of {STEPS}, and saved to"):
+        train(torn, data=images, progress=BombInTest(evaluation))
+    assert len(list(torn.output.glob("best*"))) == evaluation - 1  # the evaluation was left, not finished
+    result = train(torn, data=images)
+    assert [record.epoch for record in result.records] == [1, 2]
+    same(whole, torn.output)
+
+
+def test_a_signal_before_the_first_step_stops_at_once(tmp_path: Path, images: Images):
+    class AtBegin(Progress):
+        def begin(self, outline: Any) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(run_of(tmp_path / "a"), data=images, progress=AtBegin())
+    assert checkpoint.latest(tmp_path / "a") is None
+
+
+def test_a_wish_survives_where_the_exception_is_lost():
+    with signals.wishes() as wish:
+        with pytest.raises(KeyboardInterrupt):
+            wish.take(signal.SIGINT, None)
+        assert wish.signal == signal.SIGINT
+
+
+def test_before_the_first_step_a_process_that_is_told_to_end_ends(tmp_path: Path, images: Images):
+    class AtBegin(Progress):
+        def begin(self, outline: Any) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert in_a_child(lambda: train(run_of(tmp_path / "a"), data=images, progress=AtBegin())) == -signal.SIGTERM
+
+
 def test_readers_of_images_change_nothing(tmp_path: Path, whole: Path, images: Images):
     """Loading in other processes, and continuing in the middle of an epoch with them."""
     torn = run_of(tmp_path / "torn", workers=2)

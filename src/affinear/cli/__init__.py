@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import signal
 import sys
 from importlib.util import find_spec
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
-from .common import stop
+from .common import INTERRUPTED, stop, stop_at_once
 
 if TYPE_CHECKING:
     import typer
@@ -22,7 +25,22 @@ def main() -> None:
         stop(f"The affinear command needs {' and '.join(missing)}: pip install 'affinear[lens]'")
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a pipe of a narrower encoding loses a sign, not the whole answer
-    build_app()()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, stop_at_once)
+    try:
+        build_app()()
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            _leave(INTERRUPTED)
+        raise
+
+
+def _leave(code: int) -> None:
+    """End now. Python would first take apart all that torch has made, for seconds, and who presses Ctrl-C waits."""
+    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 def build_app() -> typer.Typer:

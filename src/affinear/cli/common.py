@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -11,11 +12,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+    from types import FrameType
 
     from affinear.lens.files import Placed
     from affinear.train import Task
 
+INTERRUPTED = 130  # how a shell knows Ctrl-C
 FORMATS = (".png", ".svg", ".pdf")
+PROCESS = os.getpid()  # and not one that was forked from it
 TRAINING = ("timm", "accelerate", "safetensors", "torchvision", "PIL", "numpy")
 
 
@@ -34,7 +38,7 @@ def told_in_a_sentence() -> Generator[None]:
         sys.exit(asked.exit_code)
     except KeyboardInterrupt:
         print("Stopped at once; the last checkpoint is as it was.", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except torch.OutOfMemoryError:
         stop(
             "The GPU's memory is full. --set accumulate=2 works a batch off in two parts; a smaller --batch-size helps "
@@ -46,6 +50,19 @@ def told_in_a_sentence() -> Generator[None]:
         if not is_first():
             sys.exit(1)
         stop(f"{str(error).rstrip('.')}.")
+
+
+def stop_at_once(number: int, frame: FrameType | None) -> None:
+    """What Ctrl-C does while packages are imported, out of which a KeyboardInterrupt comes as anything: end."""
+    if os.getpid() == PROCESS:
+        os.write(2, b"\nStopped before anything was done.\n")
+        os._exit(INTERRUPTED)
+
+
+def listen() -> None:
+    """From here on Ctrl-C raises KeyboardInterrupt, as there is something to finish or to tell."""
+    if signal.getsignal(signal.SIGINT) is stop_at_once:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def changes_of(task: Task[Any, Any], given: list[str] | None, **options: str | None) -> dict[str, Any]:
@@ -80,6 +97,7 @@ def keeper(wanted: Path, what: str, force: bool) -> Callable[[bytes], Placed]:
     """A function that saves the latest version of a file: once a name is taken, over what it saved there before."""
     from affinear.lens.files import place
 
+    listen()
     taken: list[Path] = []
 
     def keep(content: bytes) -> Placed:

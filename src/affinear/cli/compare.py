@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .common import TRAINING, changes_of, require, told_in_a_sentence
+from .common import INTERRUPTED, TRAINING, changes_of, listen, require, told_in_a_sentence
 
 if TYPE_CHECKING:
     from affinear.compare import Results
@@ -57,6 +57,7 @@ def compare(
     from affinear import compare as comparisons
     from affinear import tasks
     from affinear.compare import screen as screens
+    from affinear.compare.workers import end_fork_server
     from affinear.train import spelling
 
     with told_in_a_sentence():
@@ -70,12 +71,14 @@ def compare(
         plan = comparisons.prepare(
             data, model, names, chosen, where, task=task, model_args=made, limit=limit, jobs=jobs, **changes
         )
+        listen()
         results = comparisons.run(plan, screens.for_people())
     if results.outcomes:
         _print_results(results)
     if results.interrupted:
         print(_stopped(results))
-        sys.exit(130)
+        end_fork_server()
+        sys.exit(INTERRUPTED)
 
 
 def _stopped(results: Results) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .common import check_output, stop, told
+from .common import check_output, listen, stop, told
 
 
 def demo(
@@ -28,6 +28,7 @@ def demo(
     from affinear.lens import figures
     from affinear.lens.files import place
 
+    listen()
     curves = experiment.collect(experiment.example(seed))
     console = Console(highlight=False)
     console.print(experiment.table(curves))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import TRAINING, changes_of, is_first, require, told_in_a_sentence
+from .common import TRAINING, changes_of, is_first, listen, require, told_in_a_sentence
 
 
 def distil(
@@ -40,6 +40,7 @@ def distil(
         given: dict[str, Any] = changes_of(task, setting, image_size=None)
         where = output or Path("runs") / f"{teacher.resolve().stem}-{mechanism}"
         weights = teacher / BEST if teacher.is_dir() else teacher
+        listen()
         for stage, length in (("layers", layer_epochs), ("whole", epochs)):
             if not length:
                 continue

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .common import FORMATS, TRAINING, check_output, keeper, require, stop, told
+from .common import FORMATS, TRAINING, check_output, keeper, listen, require, stop, told
 
 if TYPE_CHECKING:
     from affinear.lens.microscope import Network
@@ -35,6 +35,7 @@ def lens_microscope(
         require("train", *TRAINING)
     from affinear.lens.microscope import serve
 
+    listen()
     try:
         serve(host, port, _looked_into(model, weights) if asked else None, open_browser=not no_browser)
     except (ValueError, TypeError) as error:

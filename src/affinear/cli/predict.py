@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import TRAINING, require, stop, told_in_a_sentence
+from .common import TRAINING, listen, require, stop, told_in_a_sentence
 
 
 def predict(
@@ -51,6 +51,7 @@ def predict(
         asked = [*_files_of(sources or []), *(classes or [])]
         if not asked:
             raise ValueError("sources: expected something to answer: files, folders, or --class for a generator")
+        listen()
         for answer in trained.task.predict(trained, asked, options):
             failed |= answer.error is not None
             found.append(dict(answer.content))

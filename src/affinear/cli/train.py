@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import TRAINING, changes_of, is_first, require, told_in_a_sentence
+from .common import TRAINING, changes_of, is_first, listen, require, told_in_a_sentence
 
 if TYPE_CHECKING:
     from affinear.train import Result, Run, Task
@@ -89,6 +89,7 @@ def train(
         if tunes and weights is None and is_first():
             print("The recipe is for fine-tuning, and without --weights it starts from nothing.", file=sys.stderr)
         result = run_training(run, resume=resume, force=force, progress=progress.for_people())
+        listen()  # until its first step is done, a run leaves Ctrl-C as it was
         devices.part()
     if is_first():
         _print_result(chosen, result)

@@ -237,7 +237,9 @@ def _run(plan: Comparison, screen: Screen, seconds: float | None) -> Results:
     screen.begin(plan.variants, plan.seeds, _length(plan), found, plan.task.metric, plan.recipe.steps is not None)
     try:
         if plan.jobs:
-            whole = workers.run_cells(missing, plan.jobs, screen.started, screen.epoch, finished, seconds)
+            whole = workers.run_cells(
+                missing, plan.jobs, screen.started, screen.epoch, finished, seconds, screen.stopping
+            )
         else:
             whole = _run_here(plan, missing, screen, finished)
     finally:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 NONE = "-"
+STOPPING = "Stopping: each network finishes its step and saves; Ctrl-C again ends them at once."
 
 
 def headings(task: Task[Any, Any], whole: bool = False) -> tuple[str, ...]:
@@ -83,6 +84,9 @@ class Screen:
         self.running.discard((outcome.variant, outcome.seed))
         self.done[outcome.variant, outcome.seed] = outcome
 
+    def stopping(self) -> None:
+        """Somebody asked to stop, and every cell finishes its step."""
+
     def end(self) -> None:
         """The comparison is over, or was stopped."""
 
@@ -129,6 +133,10 @@ class Lines(Screen):
         super().finished(outcome)
         self.say(f"{self.progress()}: {outcome.variant}, seed {outcome.seed}: {result(outcome, self.metric)}")
 
+    def stopping(self) -> None:
+        """Say what there is to wait for."""
+        self.say(STOPPING)
+
     def say(self, sentence: str) -> None:
         """Write a line."""
         print(sentence, file=sys.stderr, flush=True)  # noqa: T201
@@ -168,6 +176,10 @@ class Live(Screen):
         if self.live is not None:
             self.live.stop()
             self.live = None
+
+    def stopping(self) -> None:
+        """Say what there is to wait for."""
+        self.console.print(STOPPING, markup=False)
 
     def drawn(self) -> Group:
         """The table as it stands, and how long it will still take."""

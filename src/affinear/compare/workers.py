@@ -9,8 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -56,6 +57,7 @@ def run_cells(
     on_epoch: OnEpoch,
     on_outcome: OnOutcome,
     seconds: float | None = None,
+    on_stop: Callable[[], None] = lambda: None,
 ) -> bool:
     """Work on cells, so many at a time.
 
@@ -66,23 +68,27 @@ def run_cells(
         on_epoch: Hears of every epoch.
         on_outcome: Hears of every cell that is through.
         seconds: After so many all is saved and stopped.
+        on_stop: Hears that they are told to stop, which takes each a step.
 
     Returns:
-        Whether all cells are through; False if Ctrl-C, SIGTERM or the time stopped them, each saved.
+        Whether all cells are through; False if Ctrl-C, SIGTERM or the time stopped them. Each has then saved what it
+        did, if it had done a step.
     """
     waiting, running, began = list(cells), list[Worker](), time.monotonic()
-    context = _context()
     with _termination_as_interrupt():
         try:
+            context = _context()
             while waiting or running:
                 while waiting and len(running) < jobs:
                     on_start(waiting[0])
-                    running.append(_begin(context, waiting.pop(0)))
+                    with _deaf_to_ctrl_c():  # until the process is among those that will be told to stop
+                        running.append(_begin(context, waiting.pop(0)))
                 _listen(running, on_epoch, on_outcome)
                 running = [worker for worker in running if worker.outcome is None]
                 if seconds is not None and time.monotonic() - began > seconds:
                     raise KeyboardInterrupt
         except KeyboardInterrupt:
+            on_stop()
             _stop(running)
             return False
     return True
@@ -95,21 +101,48 @@ def _context() -> Any:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(WARM))
+    resource_tracker.ensure_running()  # by itself, as whoever starts it hears Ctrl-C again afterwards
+    with _deaf_to_ctrl_c():
+        forkserver.ensure_running()
+    first = context.Process(target=_nothing)
+    first.start()  # comes back when all is imported, which takes seconds, and in which Ctrl-C is heard
+    first.join()
     return context
+
+
+def _nothing() -> None:
+    """What a process does that is only to be waited for."""
+
+
+def end_fork_server() -> None:
+    """End the process that cells are forked from, where this one is about to end too: by itself it takes seconds."""
+    server: Any = getattr(forkserver, "_forkserver", None)
+    pid = getattr(server, "_forkserver_pid", None)
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _begin(context: Any, cell: Cell) -> Worker:
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=work, args=(cell, theirs), name=cell.title, daemon=False)
-    with _deaf_to_ctrl_c():
-        process.start()
+    given = (cell, theirs, multiprocessing.get_start_method())
+    process = context.Process(target=work, args=given, name=cell.title, daemon=False)
+    process.start()
     theirs.close()
     return Worker(cell, process, ours)
 
 
-def work(cell: Cell, pipe: Connection) -> None:
-    """What the process of a cell does; whatever libraries print goes into a file of the cell."""
+def work(cell: Cell, pipe: Connection, method: str | None = None) -> None:
+    """What the process of a cell does; whatever libraries print goes into a file of the cell.
+
+    Args:
+        cell: What to train.
+        pipe: Where to tell of it.
+        method: How processes that read samples are started, as `affinear train` would start them. A process of a fork
+            server would start them by another server, which imports everything anew.
+    """
     _quiet(cell.folder)
+    multiprocessing.set_start_method(method, force=True)
     if cell.threads:
         torch.set_num_threads(cell.threads)
     try:
@@ -154,14 +187,18 @@ def _listen(running: list[Worker], on_epoch: OnEpoch, on_outcome: OnOutcome) -> 
 
 
 def _stop(running: list[Worker]) -> None:
-    """Ask every process to save and end; who does not within a minute is ended."""
+    """Ask every process to save and end; who does not within a minute, or before another Ctrl-C, is ended."""
     for worker in running:
         if worker.process.is_alive():
             worker.process.terminate()
     until = time.monotonic() + PATIENCE
+    try:
+        for worker in running:
+            worker.pipe.close()
+            worker.process.join(max(0.0, until - time.monotonic()))
+    except KeyboardInterrupt:
+        pass
     for worker in running:
-        worker.pipe.close()
-        worker.process.join(max(0.0, until - time.monotonic()))
         if worker.process.is_alive():
             worker.process.kill()
 

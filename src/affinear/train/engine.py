@@ -135,6 +135,7 @@ def train(
     opened: Data = task.open(run.data, run.setup.settings) if data is None else data
     job = settled(run, opened)
     with ExitStack() as held, kept_random_state(), accelerated(job.recipe) as accelerator, wishes() as wish:
+        wish.worth_saving = accelerator.num_processes > 1  # which stop together, between two steps
         about = describe(run, job, opened)
         free = (*job.recipe.free, *job.settings.free)
         if accelerator.is_main_process:  # which alone writes
@@ -172,6 +173,10 @@ def _on(recipe: Recipe, place: torch.device) -> Recipe:
     return dataclasses.replace(recipe, **{name: v for name, v in found.items() if getattr(recipe, name) is None})
 
 
+class _Abandoned(Exception):
+    """A signal came during an evaluation, which begins anew when the run goes on."""
+
+
 class _Trainer:
     """The loop over epochs and steps, and all that happens between them."""
 
@@ -202,13 +207,16 @@ class _Trainer:
     def run(self) -> Result:
         """Train until the end."""
         kit, at = self._kit, self._position
+        unfinished = at.step < kit.steps or self._is_open()
         if kit.accelerator.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(kit.accelerator.device)
-        if at.step < kit.steps:
+        if unfinished:
             self._progress.begin(self._outline)
             if self._main:
                 self._log = Log(self._run.output, at.step)
             try:
+                if self._is_open():
+                    self._close_what_is_open()
                 for epoch in range(at.step // kit.steps_per_epoch, kit.epochs):
                     self._epoch(epoch)
             except RuntimeError as error:
@@ -218,7 +226,7 @@ class _Trainer:
             finally:
                 if self._log is not None:
                     self._log.__exit__(None, None, None)
-        if at.step < kit.steps or is_sharded(kit.accelerator) or not self._is_finished():
+        if unfinished or is_sharded(kit.accelerator) or not self._is_finished():
             self._finish()
         return self._result()
 
@@ -259,6 +267,22 @@ class _Trainer:
         every = kit.recipe.eval_steps or kit.steps_per_epoch
         return step == kit.steps or step % every == 0
 
+    def _is_open(self) -> bool:
+        """Whether a stretch is through that was not summed up, as a signal came while it was evaluated."""
+        at = self._position
+        return at.step > 0 and self._is_close(at.step) and (not at.records or at.records[-1].step < at.step)
+
+    def _close_what_is_open(self) -> None:
+        kit, step = self._kit, self._position.step
+        kit.schedule.step_update(step - 1)
+        self._rate = max(group["lr"] for group in kit.optimizer.param_groups)
+        kit.schedule.step_update(step)
+        self._wish.worth_saving = True
+        self._began = time.perf_counter()
+        self._close((step - 1) // kit.steps_per_epoch)
+        if step < kit.steps:
+            self._stop_if(self._asked())
+
     def _is_evaluated(self, step: int) -> bool:
         kit = self._kit
         if step == kit.steps or kit.recipe.eval_steps:
@@ -277,6 +301,7 @@ class _Trainer:
             loss = self._stepper.step(batches, step)
         except Fault as fault:
             raise self._non_finite(fault, step) from None
+        self._wish.worth_saving = True
         self._progress.step(step + 1, loss, self._work.per_step)
         if self._log is not None and (step + 1) % self._kit.recipe.log_every == 0:
             self._log.step(step + 1, loss=loss, lr=self._rate)
@@ -336,7 +361,11 @@ class _Trainer:
             per_second=(at.step - before) * self._work.per_step / seconds,
         )
         if self._is_evaluated(at.step):
-            record = self._test(record)
+            try:
+                record = self._test(record)
+            except _Abandoned:
+                self._save(dataclasses.replace(at, seconds=seconds))
+                self._stop_if(self._wish.signal)
         self._position = dataclasses.replace(self._position, records=(*at.records, record), loss_sum=0.0, seconds=0.0)
         if self._log is not None:
             self._log.stretch(record)
@@ -376,7 +405,15 @@ class _Trainer:
     def _score(self, network: nn.Module) -> Score:
         network.eval()
         counting = self._kit.context.counting(self._kit.accelerator)
-        return scored(self._work, network, self._kit.test_batches, counting)
+        return scored(self._work, network, self._unless_asked(self._kit.test_batches), counting)
+
+    def _unless_asked(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Batches until a signal comes; many processes, which would have to stop together, take them all."""
+        alone = self._kit.accelerator.num_processes == 1
+        for batch in batches:
+            if alone and self._wish.signal is not None:
+                raise _Abandoned
+            yield batch
 
     def _keep_best(self, record: Record, found: Score, network: nn.Module) -> None:
         value = found[self._task.metric.name]

@@ -1,0 +1,112 @@
+"""Ctrl-C at any moment: an answer at once, what is saved is told, and never a traceback."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("os.kill(os.getpid(), signal.SIGINT)", "Stopped before anything was done."),
+        ("sys.exit(130)", ""),  # a command that was interrupted and has told it
+    ],
+)
+def test_ctrl_c_while_packages_are_imported_is_answered_in_a_sentence(what: str, said: str):
+    code = f"""
+import atexit, os, signal, sys
+from affinear import cli
+def build():
+    def app():
+        atexit.register(print, "tidied up")
+        {what}
+        raise AssertionError
+    return app
+cli.build_app = build
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 130
+    assert done.stderr.strip() == said
+    assert done.stdout.strip() == ("" if said else "tidied up")
+
+
+@pytest.fixture
+def photos(tmp_path: Path, seed: int) -> Path:
+    draw = np.random.default_rng(seed)
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(12):
+            pixels = draw.integers(0, 256, (40, 40, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.png")
+    return tmp_path / "photos"
+
+
+def after(pattern: str) -> Callable[[Path], bool]:
+    return lambda folder: any(folder.glob(pattern))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize(
+    "moment",
+    [None, after("comparison.json"), after("cells/*"), after("cells/*/run/run.json"), after("cells/*/run/step-*")],
+    ids=["imports", "fork server", "cells", "runs", "steps"],
+)
+def test_ctrl_c_in_a_comparison_with_readers(
+    moment: Callable[[Path], bool] | None, again: bool, photos: Path, tmp_path: Path, seed: int
+):
+    output = tmp_path / "compared"
+    command = (
+        f"compare --data {photos} --model affinear_trunk_cifar --mechanisms mala,softmax --seeds 1 --epochs 400 "
+        f"--model-arg depth=1 --set batch_size=8 --set image_size=32 --set workers=2 --output {output}"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "affinear.cli", *command.split()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env=ENVIRONMENT,
+    )
+    while moment is not None and not moment(output) and process.poll() is None:
+        time.sleep(0.02)
+    time.sleep(random.Random(seed).uniform(0.5, 1.5))
+    for _ in range(1 + again):
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        time.sleep(0.2)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    assert "Warning" not in said
+    saved = [path for path in output.glob("cells/*/run/step-*") if path.is_dir() and not path.suffix]
+    if "Stopped after" in said:
+        assert ("saved on the way" in said) == bool(saved)
+        assert ("nothing is saved yet" in said) == (not saved)
+    else:
+        assert "Stopped" in said
+        assert not saved or again
+    for messages in output.glob("cells/*/messages.txt"):
+        assert "Traceback" not in messages.read_text()
+    until = time.monotonic() + 30
+    while alive(process.pid) and time.monotonic() < until:  # readers whose trainer is gone look every five seconds
+        time.sleep(0.1)
+    assert not alive(process.pid)
+
+
+def alive(group: int) -> list[str]:
+    found = subprocess.run(["pgrep", "-g", str(group), "-r", "R,S,D"], capture_output=True, text=True)
+    return found.stdout.split()
