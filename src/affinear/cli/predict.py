@@ -41,11 +41,13 @@ def predict(
 
     from affinear import tasks
     from affinear.train import spelling
+    from affinear.train.devices import device
 
     found: list[Any] = []
     failed = False
     with told_in_a_sentence():
         trained = tasks.load_trained(weights, model, task=task)
+        trained.network.to(device())
         given = [*(setting or []), *([] if top is None else [f"top={top}"])]
         options = trained.task.options().changed(**spelling.parse(given, trained.task.options))
         asked = [*_files_of(sources or []), *(classes or [])]

@@ -23,7 +23,7 @@ from . import released
 from .catalogue import names
 from .making import make, outline, short
 
-NESTS = ("model", "state_dict", "model_ema", "state_dict_ema")
+NESTS = ("model", "state_dict", "model_ema", "state_dict_ema", "params", "params_ema")
 # Harmless things that training programs save beside the weights; a dict of theirs is read as one of ours.
 HARMLESS = (argparse.Namespace, (OrderedDict, "yacs.config.CfgNode"))
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

@@ -80,7 +80,17 @@ def outline(model: str, given: Mapping[str, Any]) -> nn.Module:
 
 def check(model: str, given: Mapping[str, Any]) -> None:
     """Raise ValueError if there is no such network, or for the first argument that it may not be made with."""
-    known = takes(model)
+    check_given(model, takes(model), given)
+
+
+def check_given(model: str, known: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raise ValueError for the first argument that a network may not be made with.
+
+    Args:
+        model: Its name, for the message.
+        known: What it takes, with its defaults.
+        given: What it is to be made with.
+    """
     for name, value in given.items():
         if name not in known:
             near = get_close_matches(name, known, n=2)

@@ -6,16 +6,15 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from ..images.reading import CorruptImage, formats, open_image
+from ..images.reading import CorruptImage, formats, in_threads, open_image
 from .coco import Coco, Half, Objects, Shape, mask_of, other_size
 
 TRAINS = ("train", "train2017", "train2014", "training")
@@ -25,9 +24,6 @@ NAMED = 3  # faults that an error names; the others are counted
 LOOKED_AT = 20_000  # files of a half whose first bytes are looked at before training; all others when they come
 DRAWN = 500  # masks of a half that are drawn before training
 OVER = 1.0  # pixels that a box may stick out of its image: annotators round
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -75,12 +71,6 @@ def open_coco(spec: str, *, test_split: str | None = None, reading: Reading | No
     about = f"objects in {root} ({names[0]}, {names[1]})"
     train, test = halves
     return Coco(about, train, test, tuple(categories.values()), tuple(categories), masks, print_of)
-
-
-def in_threads(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """What a function says to each, several at a time: image libraries let go of Python while they decode."""
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        return list(pool.map(function, items))
 
 
 def _splits(root: Path, test_split: str | None) -> tuple[str, str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import warnings
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -17,7 +20,11 @@ NOT_READ = frozenset({"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"})
 # Tried before all others: some of those read on before they find that a file is not theirs.
 USUAL = ("JPEG", "PNG", "WEBP")
 WITH_ALPHA = frozenset({"RGBA", "RGBa", "LA", "La", "PA"})
+TURNED = (5, 6, 7, 8)  # orientations of EXIF that lie on their side
 DEEP_TOPS = (1.0, 255.0, 65535.0)  # what white is in images of more than eight bits, the smallest that fits
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class CorruptImage(ValueError):
@@ -62,6 +69,15 @@ def open_image(path: str | Path) -> Image.Image:
     return decode(path, str(path))
 
 
+def open_as_it_is(path: str | Path) -> Image.Image:
+    """Read an image file in its own mode: grey stays grey, transparency and 16 bits stay. It is upright all the same.
+
+    Raises:
+        CorruptImage: If it cannot be read as an image.
+    """
+    return _read(path, str(path), lambda image: image)
+
+
 def decode(file: str | Path | IO[bytes], name: str) -> Image.Image:
     """An image in mode "RGB" out of a file that may be open already.
 
@@ -72,6 +88,11 @@ def decode(file: str | Path | IO[bytes], name: str) -> Image.Image:
     Raises:
         CorruptImage: If it cannot be read as an image.
     """
+    return _read(file, name, as_rgb)
+
+
+def _read(file: str | Path | IO[bytes], name: str, made: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """What is made of the image in a file, upright and loaded."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's remarks about metadata that nobody needs here
@@ -81,11 +102,33 @@ def decode(file: str | Path | IO[bytes], name: str) -> Image.Image:
                 check_size(*image.size)
                 image.load()
                 ImageOps.exif_transpose(image, in_place=True)
-                return as_rgb(image)
+                return made(image)
     except MemoryError:
         raise
     except Exception as error:  # damaged files make the decoders raise nearly anything
         raise CorruptImage(f"{name}: cannot be read as an image ({_reason(error)})") from error
+
+
+def size_of(path: str) -> tuple[int, int]:
+    """Height and width of an image as it is shown, from the head of its file.
+
+    Raises:
+        CorruptImage: If the file cannot be read.
+    """
+    try:
+        with Image.open(path) as image:
+            turned = image.getexif().get(0x0112, 1) in TURNED
+            return (image.width, image.height) if turned else (image.height, image.width)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise CorruptImage(f"{path}: cannot be read as an image ({type(error).__name__})") from error
+
+
+def in_threads(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """What a function says to each, several at a time: image libraries let go of Python while they decode."""
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        return list(pool.map(function, items))
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
@@ -101,14 +144,16 @@ def as_rgb(image: Image.Image) -> Image.Image:
     return Image.alpha_composite(white, clear).convert("RGB")
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
-    values = np.asarray(image).astype(np.float64)
-    top = float(values.max(initial=0.0))
+def white_of(image: Image.Image) -> float:
+    """What white is in an image of more than eight bits: of those that are usual, the smallest that fits."""
     if image.mode.startswith("I;16"):
-        white = DEEP_TOPS[-1]
-    else:
-        tops = DEEP_TOPS if image.mode == "F" else DEEP_TOPS[1:]
-        white = next((one for one in tops if top <= one), top)
+        return DEEP_TOPS[-1]
+    top = float(np.asarray(image).max(initial=0))
+    return next((one for one in (DEEP_TOPS if image.mode == "F" else DEEP_TOPS[1:]) if top <= one), top)
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    values, white = np.asarray(image).astype(np.float64), white_of(image)
     return Image.fromarray(np.rint(values.clip(0, white) * (255 / white)).astype(np.uint8))
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
-from ..images.reading import CorruptImage, suffixes
-from .pairs import Labels, Numbers, Pairs, Scenes, WrongMap, fingerprint, other_size, read_map, size_of
+from ..images.reading import CorruptImage, in_threads, size_of, suffixes
+from .pairs import Labels, Numbers, Pairs, Scenes, WrongMap, fingerprint, other_size, read_map
 
 PHOTOS = ("images", "photos", "JPEGImages", "img")
 MAPS = ("annotations", "masks", "labels", "trimaps", "SegmentationClass", "gt")
@@ -28,9 +26,6 @@ LAYOUT = (
     "images/training and images/validation beside annotations/training and annotations/validation, as in ADE20K, or "
     "images beside annotations"
 )
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 def open_scenes(spec: str, *, zero_is_class: bool, test_split: str | None, memory: bool) -> Scenes:
@@ -63,12 +58,6 @@ def open_scenes(spec: str, *, zero_is_class: bool, test_split: str | None, memor
     train, test = halves
     about = f"scenes in {root} ({', '.join(part[0].name for part in parts) if len(parts) == 2 else _held_out_note()})"
     return Scenes(about, train, test, classes, fingerprint(root, halves, classes))
-
-
-def in_threads(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """What a function says to each, several at a time: image libraries let go of Python while they decode."""
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        return list(pool.map(function, items))
 
 
 def _folder(root: Path, names: Sequence[str]) -> Path:

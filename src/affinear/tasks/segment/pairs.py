@@ -167,22 +167,6 @@ def read_map(path: str) -> NDArray[np.integer]:
     return numbers.astype(np.int32)
 
 
-def size_of(path: str) -> tuple[int, int]:
-    """Height and width of an image as it is shown, from the head of its file.
-
-    Raises:
-        CorruptImage: If the file cannot be read.
-    """
-    try:
-        with Image.open(path) as image:
-            turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
-            return (image.width, image.height) if turned else (image.height, image.width)
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise CorruptImage(f"{path}: cannot be read as an image ({type(error).__name__})") from error
-
-
 def other_size(path: str, size: Sequence[int], expected: Sequence[int]) -> str:
     """The sentence for a map of another size than its photo."""
     return (

@@ -1,0 +1,5 @@
+"""Super-resolution: photos made larger."""
+
+from .task import TASK, Upscale
+
+__all__ = ["TASK", "Upscale"]
