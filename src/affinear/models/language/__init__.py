@@ -8,6 +8,7 @@ from .config import AffinearConfig
 from .loss import chunked_cross_entropy
 from .model import AffinearModel
 from .presets import preset, presets
+from .streaming import read, stream
 
 AutoConfig.register(AffinearConfig.model_type, AffinearConfig, exist_ok=True)
 AutoModel.register(AffinearConfig, AffinearModel, exist_ok=True)
@@ -21,4 +22,6 @@ __all__ = [
     "chunked_cross_entropy",
     "preset",
     "presets",
+    "read",
+    "stream",
 ]

@@ -17,6 +17,15 @@ from .convolution import ShortConvolution
 from .places import Places
 
 
+class HeadRMSNorm(nn.RMSNorm):
+    """A norm of each head, whose weights are cast to the heads' dtype, as autocast leaves them in another."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Heads (..., D) to heads."""
+        assert self.weight is not None
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+
+
 class CausalAttention(nn.Module):
     """Queries, keys and values; a convolution, norms and a gate where they are asked for; and any mechanism.
 
@@ -37,8 +46,8 @@ class CausalAttention(nn.Module):
         self.o_proj = nn.Linear(inner, width, bias=False)
         self.g_proj = nn.Linear(width, inner, bias=False) if config.gate else None
         self.conv = ShortConvolution(inner + 2 * keys, config.conv_size) if config.conv_size else None
-        self.q_norm = nn.RMSNorm(self.width, config.rms_norm_eps) if config.qk_norm else None
-        self.k_norm = nn.RMSNorm(self.width, config.rms_norm_eps) if config.qk_norm else None
+        self.q_norm = HeadRMSNorm(self.width, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = HeadRMSNorm(self.width, config.rms_norm_eps) if config.qk_norm else None
 
     def forward(self, x: Tensor, places: Places, kept: StateLayer | KeysLayer | None = None) -> Tensor:
         """Tokens (B, N, C) to tokens; `kept` knows those before, and learns these."""
@@ -70,7 +79,7 @@ class CausalAttention(nn.Module):
             query, key, value = joined.split(sizes, dim=-1)
         query, key, value = (part.unflatten(-1, (-1, self.width)) for part in (query, key, value))
         if self.q_norm is not None and self.k_norm is not None:
-            query, key = self.q_norm(query).to(value.dtype), self.k_norm(key).to(value.dtype)
+            query, key = self.q_norm(query), self.k_norm(key)
         return query, key, value, recent
 
     def _alone(self, query: Tensor, key: Tensor, value: Tensor, places: Places) -> Tensor:

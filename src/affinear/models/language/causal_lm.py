@@ -14,6 +14,7 @@ from .config import AffinearConfig
 from .loss import IGNORED, chunked_cross_entropy
 from .model import AffinearModel, AffinearPreTrainedModel
 from .places import documents
+from .tokens import check_length
 
 
 class Head(nn.Linear):
@@ -143,6 +144,26 @@ class AffinearForCausalLM(AffinearPreTrainedModel, GenerationMixin):
         losses = losses.masked_fill(targets == IGNORED, torch.nan)
         return torch.cat((torch.full_like(losses[:, :1], torch.nan), losses[:, :-1]), dim=1)
 
+    def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """The `generate` of transformers, from a state: any length in constant memory.
+
+        Args:
+            inputs: (B, N), prompts, padded on the left. After a cache: the whole text, or new tokens alone with
+                `attention_mask=cache.mask_with(input_ids)`.
+            args: As transformers has them.
+            kwargs: The same, but for `cache_implementation` and assistants, which a state has no use for.
+
+        Returns:
+            What transformers returns.
+
+        Raises:
+            ValueError: For a prompt of no tokens, tokens that would be taken for others, or what transformers refuses.
+        """
+        tokens = kwargs.get("input_ids") if inputs is None else inputs
+        if tokens is not None:
+            _check_prompt(tokens, kwargs.get("past_key_values"), kwargs.get("attention_mask"))
+        return super().generate(inputs, *args, **kwargs)  # pyright: ignore
+
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
@@ -154,7 +175,6 @@ class AffinearForCausalLM(AffinearPreTrainedModel, GenerationMixin):
                 f"cache_implementation: expected None, as a state is the cache, got {kind!r}; leave it out"
             )
         if given is not None or generation_config.use_cache is False:
-            _check_new_tokens(given, model_kwargs.get("attention_mask"))
             super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)  # pyright: ignore
         else:
             model_kwargs["past_key_values"] = AffinearCache(self.config)
@@ -178,11 +198,13 @@ def _latest(hidden: Tensor, keep: int | Tensor | None) -> Tensor:
     return hidden[:, -keep:] if keep else hidden
 
 
-def _check_new_tokens(cache: AffinearCache | None, attention_mask: Tensor | None) -> None:
-    """Raise ValueError where `generate` would take new tokens for the beginning of the text."""
-    seen = 0 if cache is None else cache.get_seq_length()
-    if seen and attention_mask is not None and attention_mask.shape[1] <= seen:
+def _check_prompt(tokens: Tensor, cache: Any, attention_mask: Tensor | None) -> None:
+    """Raise ValueError for no tokens, and where `generate` would take new ones for the beginning of the text."""
+    check_length(tokens)
+    seen = cache.get_seq_length() if isinstance(cache, AffinearCache) else 0
+    told = tokens.shape[1] if attention_mask is None else attention_mask.shape[1]
+    if seen and told <= seen:
         raise ValueError(
-            f"input_ids: expected the whole text, from the beginning, after a cache of {seen} tokens, got "
-            f"{attention_mask.shape[1]}; for new tokens alone pass attention_mask=cache.mask_with(input_ids)"
+            f"input_ids: expected the whole text, from the beginning, after a cache of {seen} tokens, got {told}; for "
+            "new tokens alone pass attention_mask=cache.mask_with(input_ids)"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
@@ -75,9 +74,9 @@ class AffinearConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         # transformers keeps whatever it is given; a name that is nearly one of ours was meant for it.
-        own = [field.name for field in fields(type(self))]
+        own = [name for name in AffinearConfig.__annotations__ if not hasattr(PreTrainedConfig, name)]
         for name in kwargs:
-            if hint := near_miss(name, own):
+            if not hasattr(PreTrainedConfig, name) and (hint := near_miss(name, own)):
                 raise ValueError(f"{name}: expected a name that AffinearConfig knows; {hint.strip()}")
         _check(self)
         if self.num_key_value_heads is None:

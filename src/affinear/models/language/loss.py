@@ -57,14 +57,11 @@ def chunked_cross_entropy(
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-    flat = targets.flatten()
     with exact(hidden):
-        losses: Tensor = _Losses.apply(hidden.flatten(0, -2), weight, bias, flat, ignore_index, chunk)  # pyright: ignore
+        losses: Tensor = _Losses.apply(hidden, weight, bias, targets, ignore_index, chunk)  # pyright: ignore
         if reduction == "none":
-            return losses.view(targets.shape)
-        if reduction == "sum":
-            return losses.sum()
-        return losses.sum() / (flat != ignore_index).sum()
+            return losses
+        return losses.sum() if reduction == "sum" else losses.sum() / (targets != ignore_index).sum()
 
 
 class _Losses(torch.autograd.Function):
@@ -74,38 +71,41 @@ class _Losses(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, ignored: int, chunk: int
     ) -> Tensor:
-        losses = widen(hidden.new_empty(hidden.shape[0]))
-        levels = torch.empty_like(losses)
-        for part in _parts(hidden.shape[0], chunk):
-            logits = _logits(hidden[part], weight, bias)
-            counts = targets[part] != ignored
-            chosen = logits.gather(1, targets[part].masked_fill(~counts, 0)[:, None])[:, 0]
+        tokens, wanted = hidden.flatten(0, -2), targets.flatten()
+        losses = widen(hidden.new_empty(targets.shape))
+        flat, levels = losses.view(-1), torch.empty_like(losses).view(-1)
+        for part in _parts(tokens.shape[0], chunk):
+            logits = _logits(tokens[part], weight, bias)
+            counts = wanted[part] != ignored
+            chosen = logits.gather(1, wanted[part].masked_fill(~counts, 0)[:, None])[:, 0]
             levels[part] = logits.logsumexp(1)
-            losses[part] = (levels[part] - chosen).masked_fill(~counts, 0)
-        ctx.save_for_backward(hidden, weight, bias, targets, levels)
+            flat[part] = (levels[part] - chosen).masked_fill(~counts, 0)
+        ctx.save_for_backward(hidden, weight, bias, wanted, levels)
         ctx.ignored, ctx.chunk = ignored, chunk
         return losses
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, levels = ctx.saved_tensors
-        wanted: list[bool] = ctx.needs_input_grad
-        d_hidden = torch.empty_like(hidden) if wanted[0] else None
-        d_weight = torch.zeros_like(widen(weight)) if wanted[1] else None
-        d_bias = torch.zeros_like(widen(bias)) if bias is not None and wanted[2] else None
-        for part in _parts(hidden.shape[0], ctx.chunk):
-            counts = targets[part] != ctx.ignored
-            slope = (_logits(hidden[part], weight, bias) - levels[part][:, None]).exp_()
+        hidden, weight, bias, wanted, levels = ctx.saved_tensors
+        tokens, grad = hidden.flatten(0, -2), grads[0].flatten()
+        asked: list[bool] = ctx.needs_input_grad
+        d_tokens = torch.empty_like(tokens) if asked[0] else None
+        d_weight = torch.zeros_like(widen(weight)) if asked[1] else None
+        d_bias = torch.zeros_like(widen(bias)) if bias is not None and asked[2] else None
+        for part in _parts(tokens.shape[0], ctx.chunk):
+            counts = wanted[part] != ctx.ignored
+            slope = (_logits(tokens[part], weight, bias) - levels[part][:, None]).exp_()
             rows = torch.arange(slope.shape[0], device=slope.device)
-            slope[rows, targets[part].masked_fill(~counts, 0)] -= 1
-            slope *= (grads[0][part] * counts)[:, None]
+            slope[rows, wanted[part].masked_fill(~counts, 0)] -= 1
+            slope *= (grad[part] * counts)[:, None]
             if d_bias is not None:
                 d_bias += slope.sum(0)
             rounded = slope.to(hidden.dtype)
-            if d_hidden is not None:
-                d_hidden[part] = rounded @ weight
+            if d_tokens is not None:
+                d_tokens[part] = rounded @ weight
             if d_weight is not None:
-                d_weight += rounded.mT @ hidden[part]
+                d_weight += rounded.mT @ tokens[part]
+        d_hidden = None if d_tokens is None else d_tokens.view(hidden.shape)
         d_weight = None if d_weight is None else d_weight.to(weight.dtype)
         d_bias = None if d_bias is None or bias is None else d_bias.to(bias.dtype)
         return d_hidden, d_weight, d_bias, None, None, None

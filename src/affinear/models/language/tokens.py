@@ -9,15 +9,20 @@ from torch import Tensor
 from ...ops.tracing import is_compiling
 
 
+def check_length(input_ids: Tensor) -> None:
+    """Raise ValueError for a prompt of no tokens, or one that is no batch."""
+    if input_ids.ndim != 2:
+        raise ValueError(f"input_ids: expected (B, N), got {tuple(input_ids.shape)}; one text is a batch of one")
+    if not input_ids.shape[1]:
+        raise ValueError("input_ids: expected a prompt of at least one token, got none; begin with the bos token")
+
+
 def check_tokens(input_ids: Tensor, vocabulary: int, *, training: bool) -> None:
     """Raise ValueError for a prompt of no tokens, or tokens that are not of the vocabulary.
 
     On a GPU numbers are looked at where that costs little: in prompts, not in training, nor a token at a time.
     """
-    if input_ids.ndim != 2:
-        raise ValueError(f"input_ids: expected (B, N), got {tuple(input_ids.shape)}; one text is a batch of one")
-    if not input_ids.shape[1]:
-        raise ValueError("input_ids: expected a prompt of at least one token, got none; begin with the bos token")
+    check_length(input_ids)
     if is_compiling() or input_ids.is_meta:
         return
     if input_ids.device.type == "cpu" or (not training and input_ids.shape[1] > 1):
