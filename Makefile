@@ -76,7 +76,7 @@ $(DEMO): pyproject.toml constraints.txt scripts/cpu_torchvision.py
 
 $(READY): $(DEMO)
 	@echo "Setting up the rest of .venv: one or two minutes more, once."
-	$(PIP) --no-build-isolation -e ".[vision,export,lens,train,linearizing,language,datasets,dev,docs]"
+	$(PIP) --no-build-isolation -e ".[vision,export,lens,train,linearizing,language,speech,datasets,dev,docs]"
 	$(BIN)/python scripts/cpu_torchvision.py
 	@touch $@
 

@@ -28,6 +28,9 @@ def predict(
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="Any option of the task's: field=value; may be given again.")
     ] = None,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="speech: print words as they come, in memory of one size.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
 ) -> None:
@@ -54,6 +57,10 @@ def predict(
         if not asked:
             raise ValueError("sources: expected something to answer: files, folders, or --class for a generator")
         listen()
+        if stream:
+            for source in sources or []:
+                _follow(trained, source, options)
+            return
         for answer in trained.task.predict(trained, asked, options):
             failed |= answer.error is not None
             found.append(dict(answer.content))
@@ -66,6 +73,17 @@ def predict(
         print(json.dumps(found, indent=2, ensure_ascii=False))
     if failed:
         sys.exit(1)
+
+
+def _follow(trained: Any, source: str, options: Any) -> None:
+    """Print what comes, as it comes."""
+    words = trained.task.follow(trained, source, options)
+    print(f"{source}:", end="", flush=True)
+    try:
+        for word in words:
+            print(f" {word}", end="", flush=True)
+    finally:
+        print()
 
 
 def _files_of(sources: list[str]) -> list[str]:

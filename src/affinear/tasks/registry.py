@@ -19,6 +19,7 @@ MODULES: Mapping[str, str] = MappingProxyType(
         "generate": "affinear.tasks.generate",
         "ranges": "affinear.tasks.ranges",
         "segment": "affinear.tasks.segment",
+        "speech": "affinear.tasks.speech",
         "upscale": "affinear.tasks.upscale",
     }
 )

@@ -19,9 +19,9 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
-from .draws import Batches, Draws, InOrder
+from .draws import Batches, Draw, Draws, InOrder
 
 
 def shuffled(
@@ -59,6 +59,26 @@ def shuffled(
             f"{count} or less"
         )
     return _loader(samples, Batches(Draws(count, seed, repeats), batch_size, drop_last=True), workers, collate)
+
+
+def arranged(
+    samples: Dataset[Any],
+    draws: Sampler[Draw],
+    batch_size: int,
+    *,
+    workers: int,
+    collate: Callable[[Any], Any] | None = None,
+) -> DataLoader[Any]:
+    """Batches to learn from, in an order that the task decides, such as that of recordings of one length.
+
+    Args:
+        samples: Asked by `Draw`, or by what the sampler makes of it.
+        draws: With `set_epoch`; as many of them in an epoch as whole batches have.
+        batch_size: Of all processes together.
+        workers: Processes that load; 0 to load in this one.
+        collate: Makes a batch of what `samples` gave; torch's if None.
+    """
+    return _loader(samples, Batches(cast("Draws", draws), batch_size, drop_last=True), workers, collate)
 
 
 def in_order(

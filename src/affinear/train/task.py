@@ -390,6 +390,19 @@ class Task(ABC, Generic[D, S]):
             options: Of the class `options`.
         """
 
+    def follow(self, trained: Trained[D, S], source: str, options: Any) -> Iterator[str]:
+        """What a trained network says to a source, word by word as it comes, in memory of one size.
+
+        Args:
+            trained: On the device where it shall compute.
+            source: As the user gave it.
+            options: Of the class `options`.
+
+        Raises:
+            ValueError: If the task, or this network, answers in one piece alone.
+        """
+        raise ValueError(f"--stream: --task {self.name} answers in one piece")
+
     def check_parts(self, job: Job[S], part: int) -> None:
         """Raise ValueError if a process cannot work on so many samples at a time."""
 

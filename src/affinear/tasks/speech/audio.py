@@ -1,0 +1,160 @@
+"""Recordings out of files: WAV by Python itself, everything else by soundfile where it is installed."""
+
+from __future__ import annotations
+
+import wave
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .resampling import Resampler, resample
+
+BLOCK = 2**16  # samples that are read at a time where a recording is heard as it comes
+SUFFIXES = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".au", ".caf", ".w64")
+
+Samples = NDArray[np.float32]
+
+
+class CorruptAudio(ValueError):
+    """A recording that cannot be read; the message says which, and why."""
+
+
+def read_audio(path: str | Path, sample_rate: int, begin: float = 0.0, end: float | None = None) -> Tensor:
+    """A recording, or a part of it, as one channel (S,) in float32 at a sample rate; several channels are averaged.
+
+    Args:
+        path: WAV with whole numbers of 8 to 32 bits, or anything that soundfile reads.
+        sample_rate: Samples of a second.
+        begin: Where the part begins, in seconds.
+        end: Where it ends; None for the end of the recording.
+
+    Raises:
+        CorruptAudio: If it cannot be read, or is empty.
+    """
+    rate, blocks = open_audio(path, begin, end)
+    found = list(blocks)
+    if not found:
+        raise CorruptAudio(f"{path}: expected a recording, got one without a sample")
+    return resample(torch.from_numpy(np.concatenate(found)), rate, sample_rate)
+
+
+def follow_audio(path: str | Path, sample_rate: int) -> Iterator[Tensor]:
+    """The same piece by piece, never more than a few seconds in memory."""
+    rate, blocks = open_audio(path)
+    resampler, empty = Resampler(rate, sample_rate), True
+    for block in blocks:
+        empty = False
+        yield resampler(torch.from_numpy(block))
+    if empty:
+        raise CorruptAudio(f"{path}: expected a recording, got one without a sample")
+    yield resampler.rest()
+
+
+def seconds_of(path: str | Path) -> float:
+    """How long a recording is, by the head of its file.
+
+    Raises:
+        CorruptAudio: If it cannot be read.
+    """
+    try:
+        with wave.open(str(path), "rb") as file:
+            return file.getnframes() / file.getframerate()
+    except (wave.Error, EOFError, OSError):
+        info = _with_soundfile(path, lambda soundfile: soundfile.info(str(path)))
+        return info.frames / info.samplerate
+
+
+def open_audio(path: str | Path, begin: float = 0.0, end: float | None = None) -> tuple[int, Iterator[Samples]]:
+    """The sample rate of a recording, and its samples as one channel, block by block.
+
+    Raises:
+        CorruptAudio: If it cannot be read.
+    """
+    try:
+        file = wave.open(str(path), "rb")  # noqa: SIM115  # the blocks close it
+    except (wave.Error, EOFError, OSError):
+        return _by_soundfile(path, begin, end)
+    rate = file.getframerate()
+    if rate < 1 or file.getsampwidth() not in (1, 2, 3, 4):
+        file.close()
+        raise CorruptAudio(f"{path}: expected samples of 8 to 32 bits at a rate above 0, got {file.getparams()}")
+    return rate, _wave_blocks(file, path, round(begin * rate), None if end is None else round(end * rate))
+
+
+def _wave_blocks(file: wave.Wave_read, path: str | Path, first: int, last: int | None) -> Iterator[Samples]:
+    with file:
+        width, channels, count = file.getsampwidth(), file.getnchannels(), file.getnframes()
+        last = count if last is None else min(count, last)
+        if first:
+            file.setpos(min(first, count))
+        for start in range(first, last, BLOCK):
+            content = file.readframes(min(BLOCK, last - start))
+            if not content:
+                if start == first:
+                    raise CorruptAudio(f"{path}: expected {count:,} samples, as its head says, got none")
+                return  # cut off while it was written; what is there counts
+            content = content[: len(content) // (width * channels) * width * channels]
+            yield as_numbers(content, width).reshape(-1, channels).mean(axis=1, dtype=np.float32)
+
+
+def as_numbers(content: bytes, width: int) -> Samples:
+    """Whole numbers of so many bytes, as a WAV file has them, as numbers from -1 to 1.
+
+    Examples:
+        >>> as_numbers(bytes([0, 128, 255]), 1).tolist(), as_numbers(bytes([0, 128, 255, 127]), 2).round(3).tolist()
+        ([-1.0, 0.0, 0.9921875], [-1.0, 1.0])
+    """
+    if width == 1:  # the only one without a sign
+        return ((np.frombuffer(content, np.uint8).astype(np.int16) - 128) / 128).astype(np.float32)
+    if width == 3:
+        parts = np.frombuffer(content, np.uint8).reshape(-1, 3)
+        whole = np.zeros((len(parts), 4), np.uint8)
+        whole[:, 1:] = parts
+        return (whole.view("<i4")[:, 0] / 2**31).astype(np.float32)
+    return (np.frombuffer(content, f"<i{width}") / 2.0 ** (8 * width - 1)).astype(np.float32)
+
+
+def _by_soundfile(path: str | Path, begin: float, end: float | None) -> tuple[int, Iterator[Samples]]:
+    file: Any = _with_soundfile(path, lambda soundfile: soundfile.SoundFile(str(path)))
+    rate = int(file.samplerate)
+
+    def blocks() -> Iterator[Samples]:
+        with file:
+            first, last = round(begin * rate), None if end is None else round(end * rate)
+            if first:
+                _with_soundfile(path, lambda _: file.seek(min(first, len(file))))
+            while last is None or first < last:
+                wanted = BLOCK if last is None else min(BLOCK, last - first)
+                found: Samples = _with_soundfile(path, lambda _: file.read(wanted, "float32", always_2d=True))  # noqa: B023
+                if not len(found):
+                    return
+                if not np.isfinite(found).all():
+                    raise CorruptAudio(f"{path}: expected numbers, got samples that are not finite")
+                first += len(found)
+                yield found.mean(axis=1, dtype=np.float32)
+
+    return rate, blocks()
+
+
+def _with_soundfile(path: str | Path, use: Callable[[Any], Any]) -> Any:
+    if not Path(path).is_file():
+        kind = "a folder" if Path(path).is_dir() else "nothing of that name"
+        raise CorruptAudio(f"{path}: expected a recording, got {kind}")
+    try:
+        import soundfile
+    except (ImportError, OSError):  # the latter where its own library is missing
+        raise CorruptAudio(
+            f"{path}: expected WAV with whole numbers, which needs no other package, got another kind; "
+            "pip install 'affinear[speech]' reads it"
+        ) from None
+    try:
+        return use(soundfile)
+    except MemoryError:
+        raise
+    except Exception as error:  # damaged files make it raise several kinds
+        raise CorruptAudio(f"{path}: cannot be read as a recording ({str(error).strip().splitlines()[0]})") from error
