@@ -22,7 +22,8 @@ LINEAR = ("mala", "nala", "inline", "linear", "none")
 
 
 def small(**given: Any) -> Conformer:
-    network = Conformer(**{"num_tokens": 7, "dim": 24, "depth": 2, "num_heads": 2, "kernel_size": 7, **given})
+    own: dict[str, Any] = {"num_tokens": 7, "dim": 24, "depth": 2, "num_heads": 2, "kernel_size": 7}
+    network = Conformer(**{**own, **given})
     for parameter in network.parameters():  # what begins as nothing would hide mistakes
         if parameter.abs().max() == 0:
             nn.init.normal_(parameter, std=0.3)

@@ -104,7 +104,7 @@ def test_what_a_lower_rate_cannot_hold_is_left_out():
 @pytest.mark.parametrize(("before", "after"), [(11_025, 16_000), (44_100, 16_000), (7919, 8000), (8000, 8000)])
 def test_pieces_of_any_size_give_the_same_samples(before: int, after: int, tmp_path: Path):
     random = np.random.default_rng()
-    wave = torch.randn(random.integers(1, 5000))
+    wave = torch.randn(int(random.integers(1, 5000)))
     resampler, pieces, rest = Resampler(before, after), [], wave
     while len(rest):
         size = int(random.integers(1, 900))
