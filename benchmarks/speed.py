@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from speed_bars import verdicts
+
 THREADS = 2  # of one job's compiler
 
 
@@ -134,6 +136,7 @@ def run(chosen: dict[str, str], arguments: argparse.Namespace) -> None:
     }
 
     def keep() -> None:
+        report["bars"] = [str(verdict) for verdict in verdicts(report)]
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         draft = arguments.out.with_suffix(".part")
         draft.write_text(json.dumps(report, indent=1))
@@ -162,6 +165,7 @@ def run(chosen: dict[str, str], arguments: argparse.Namespace) -> None:
     keep()
     for row in report["rows"]:
         print(short(row), flush=True)
+    print(*report["bars"], sep="\n", flush=True)
 
 
 def short(row: dict[str, Any]) -> str:

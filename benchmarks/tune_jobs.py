@@ -13,74 +13,76 @@ from itertools import product
 import torch
 from speed_jobs import BATCH, BFLOAT16, GPU, Measure, Row
 from torch import Tensor
-from tune_kernels import KERNELS, TABLE, calls_of, replay_time
+from tune_kernels import TABLE, calls_of, replay_time
 
 import affinear as af
 from affinear.ops import rotary_1d
 from affinear.ops.triton import backend, convolving, launch
-from affinear.ops.triton.convolving import Strip
 from affinear.ops.triton.options import Options
 from affinear.ops.triton.rules import rule_of
 
 BLOCKS = launch.blocks_for
-# Mechanism, whether with rotary positions, (B, H, N, D), and value channels in a block.
+# Mechanism, whether with rotary positions, (B, H, N, D).
 WIDE = {
-    "mala 128": ("mala", False, (4, 16, 16384, 128), (128,)),
-    "rotary 128": ("mala", True, (4, 16, 16384, 128), (128,)),
-    "nala 128": ("nala", False, (4, 16, 16384, 128), (64, 128)),
+    "mala 128": ("mala", False, (4, 16, 16384, 128)),
+    "rotary 128": ("mala", True, (4, 16, 16384, 128)),
+    "nala 128": ("nala", False, (4, 16, 16384, 128)),
 }
-BUILDS = [Options(*values) for values in product((16, 32, 64), (4, 8), (2, 3))]
-MAPS = ((56, 64), (56, 224), (14, 256), (14, 896))  # sides and channels of maps in mavit_tiny
-STRIPS = [
-    Strip(rows, columns, channels, warps)
-    for rows in (4, 8, 14)
-    for columns, channels, warps in (
-        (8, 64, 2), (8, 64, 4), (4, 64, 2), (4, 64, 1), (8, 32, 1), (8, 32, 2), (16, 32, 2), (16, 64, 4),
-    )
-]  # fmt: skip
-GRADIENT_STRIPS = [
-    Strip(rows, columns, channels, warps)
-    for rows in (2, 4)
-    for columns, channels, warps in (
-        (4, 64, 4),
-        (4, 64, 2),
-        (8, 64, 4),
-        (8, 32, 2),
-        (8, 32, 4),
-        (2, 64, 2),
-        (2, 128, 4),
-    )
-]
+FINE = [Options(bn, warps, stages, fine=True) for bn, warps, stages in product((32, 64, 128), (4, 8), (2, 3))]
+BACK = [Options(*values) for values in product((16, 32), (8,), (1, 2, 3))]
+# Case, kernel, value channels in a block, and how to build it.
+BUILDS: dict[str, tuple[str, str, int, list[Options]]] = {
+    "nala 128 attend": ("nala 128", "attend", 128, FINE[:8]),
+    "nala 128 attend 64": ("nala 128", "attend", 64, FINE[:8]),
+    "nala 128 attend_backward": ("nala 128", "attend_backward", 64, [*BACK, Options(64, 8, 2), Options(16, 4, 2)]),
+    "nala 128 attend_backward 128": ("nala 128", "attend_backward", 128, BACK),
+    "nala 128 summarize_backward": ("nala 128", "summarize_backward", 64, [*BACK, Options(16, 4, 2)]),
+    "nala 128 summarize_backward 128": ("nala 128", "summarize_backward", 128, [Options(16, 8, 1), *FINE[2:8:2]]),
+    "nala 128 summarize_backward 16": (
+        "nala 128", "summarize_backward", 128, [Options(16, 8, stages, fine=True) for stages in (1, 2, 3)],
+    ),
+    "rotary 128 summarize": ("rotary 128", "summarize", 128, [Options(16, 4, 3), Options(16, 4, 4), Options(64, 8, 3)]),
+    "rotary 128 summarize_backward": ("rotary 128", "summarize_backward", 128, FINE[4:]),
+    "mala 128 attend": ("mala 128", "attend", 128, FINE[4:]),
+    "rotary 128 attend": ("rotary 128", "attend", 128, FINE[4:]),
+}  # fmt: skip
+MAPS = ((56, 64), (56, 224), (14, 256), (14, 896), (7, 512))  # sides and channels of maps in mavit_tiny
+# Rows, and columns at a time, by the side of the kernel: with the map itself added, with another one and a gate, and
+# for the gradients of the kernel.
+STRIPS = {
+    (3, "strips"): ((7, 2), (7, 1), (4, 2), (4, 4), (14, 1), (8, 2)),
+    (5, "strips"): ((4, 2), (4, 1), (4, 4), (2, 2), (5, 1), (3, 2)),
+    (5, "gated"): ((4, 2), (4, 1), (2, 2), (3, 1)),
+    (3, "gradient"): ((7, 2), (7, 1), (4, 2), (4, 4), (4, 1)),
+    (5, "gradient"): ((4, 2), (4, 1), (2, 2), (2, 4), (3, 1)),
+}
 
 
 def jobs() -> dict[str, Callable[[], Measure]]:
     """Every kernel with all its candidates."""
-    found: dict[str, Callable[[], Measure]] = {
-        f"wide {name} {kernel}": partial(wide, name, kernel) for name in WIDE for kernel in KERNELS
-    }
-    for side in (3, 5):
+    found: dict[str, Callable[[], Measure]] = {f"wide {name}": partial(wide, *build) for name, build in BUILDS.items()}
+    for (side, what), sizes in STRIPS.items():
         for half in range(2):
-            found[f"strips {side} {half}"] = partial(strips, side, STRIPS[half::2], False)
-        found[f"gradient {side}"] = partial(strips, side, GRADIENT_STRIPS, True)
+            found[f"{what} {side} {half}"] = partial(strips, side, sizes[half::2], what)
     return found
 
 
 def use(kernel: str, options: Options, value_block: int) -> None:
     """Have one kernel built in another way than the table says, and values cut into blocks of so many channels."""
 
-    def options_for(name: str, b: launch.Blocks, itemsize: int) -> Options:
-        return options if name == kernel else TABLE(name, b, itemsize)
+    def options_for(name: str, b: launch.Blocks, itemsize: int, rotary: bool = False) -> Options:
+        return options if name == kernel else TABLE(name, b, itemsize, rotary)
 
-    def blocks_for(head_dim: int, value_dim: int, features: int, itemsize: int) -> launch.Blocks:
-        b = BLOCKS(head_dim, value_dim, features, itemsize)
+    def blocks_for(head_dim: int, value_dim: int, features: int, itemsize: int, whole: bool = False) -> launch.Blocks:
+        b = BLOCKS(head_dim, value_dim, features, itemsize, whole)
         return b._replace(BE=value_block, e_blocks=-(-value_dim // value_block))
 
     launch.options_for, launch.blocks_for = options_for, blocks_for
 
 
-def wide(name: str, kernel: str) -> Measure:
+def wide(name: str, kernel: str, block: int, candidates: Sequence[Options]) -> Measure:
     """One kernel at one width."""
-    mechanism, rotary, (batch, heads, tokens, width), blocks = WIDE[name]
+    mechanism, rotary, (batch, heads, tokens, width) = WIDE[name]
     found = af.mechanisms()[mechanism]
     rule = rule_of(found)
     assert rule is not None
@@ -88,28 +90,27 @@ def wide(name: str, kernel: str) -> Measure:
     if rotary:
         turns = backend._turns(rotary_1d(tokens, width, device=GPU), torch.empty(1, dtype=BFLOAT16))  # pyright: ignore
     call = launch.Call(rule, found.scale_for(width), None, None, None, turns)
-    candidates = [(options, block) for options in BUILDS for block in blocks]
 
     def inputs(number: int) -> list[list[Tensor]]:
         return [
             [torch.randn(number, tokens, heads, width, device=GPU, dtype=BFLOAT16) for _ in range(4)] for _ in range(2)
         ]
 
-    works: list[tuple[Options, int]] = []
+    works: list[Options] = []
     few = inputs(1)
-    for options, block in candidates:
+    for options in candidates:
         use(kernel, options, block)
         try:
             calls_of(kernel, few, call)[0]()
             torch.cuda.synchronize()
-            works.append((options, block))
+            works.append(options)
         except Exception as error:
             print(f"{name} {kernel} {options} {block}: {type(error).__name__}", flush=True)
     del few
 
     def measure() -> Iterator[Row]:
         many = inputs(batch)
-        for options, block in works:
+        for options in works:
             use(kernel, options, block)
             calls = calls_of(kernel, many, call)
             row: Row = {"what": "wide", "case": name, "kernel": kernel, "options": str(options), "value_block": block}
@@ -121,36 +122,42 @@ def wide(name: str, kernel: str) -> Measure:
     return measure
 
 
-def strips(side: int, candidates: Sequence[Strip], gradient: bool) -> Measure:
-    """X + depthwise(x), or the gradient of its kernel, at some maps of mavit_tiny."""
+def strips(side: int, sizes: Sequence[tuple[int, int]], what: str) -> Measure:
+    """A convolution with its sum, and perhaps a gate, or the gradient of its kernel, at some maps of mavit_tiny."""
 
-    def steps(size: int, channels: int, strip: Strip, batch: int) -> list[Callable[[], object]]:
+    def steps(size: int, channels: int, rows: int, columns: int, batch: int) -> list[Callable[[], object]]:
+        strip = convolving.strip_for(side, size, size, channels)._replace(R=rows, U=columns)
         weight, bias = torch.randn(channels, 1, side, side, device=GPU), torch.randn(channels, device=GPU)
         sets = 1 if batch < BATCH else 4
         xs = [torch.randn(batch, size, size, channels, device=GPU, dtype=BFLOAT16) for _ in range(2 * sets)]
-        if gradient:
+        if what == "gradient":
             return [
                 lambda x=x, g=g: convolving.taps_gradient(g, x, weight, strip=strip)
                 for x, g in zip(xs[::2], xs[1::2], strict=True)
             ]
+        if what == "gated":
+            return [
+                lambda x=x, a=a, g=g: convolving.convolve(x, weight, bias, added=a, gate=g, strip=strip)
+                for x, a, g in zip(xs, xs[1:] + xs[:1], xs[2:] + xs[:2], strict=True)
+            ]
         return [lambda x=x: convolving.convolve(x, weight, bias, itself=True, strip=strip) for x in xs]
 
-    works: list[Strip] = []
-    for strip in candidates:
+    works: list[tuple[int, int]] = []
+    for rows, columns in sizes:
         try:
             for size, channels in MAPS:
-                steps(size, channels, strip, 1)[0]()
+                steps(size, channels, rows, columns, 1)[0]()
             torch.cuda.synchronize()
-            works.append(strip)
+            works.append((rows, columns))
         except Exception as error:
-            print(f"{side} {strip}: {type(error).__name__}", flush=True)
+            print(f"{side} {rows} {columns}: {type(error).__name__}", flush=True)
 
     def measure() -> Iterator[Row]:
         for size, channels in MAPS:
-            for strip in works:
-                ms = replay_time(steps(size, channels, strip, BATCH), 5)
+            for rows, columns in works:
+                ms = replay_time(steps(size, channels, rows, columns, BATCH), 5)
                 speed = {"ms": ms, "gb_per_s": 4 * BATCH * size**2 * channels / ms / 1e6}
-                row: Row = {"what": "gradient" if gradient else "strip", "side": side, "map": f"{size},{channels}"}
-                yield {**row, "strip": str(tuple(strip)), **speed}
+                row: Row = {"what": what, "side": side, "map": f"{size},{channels}"}
+                yield {**row, "rows": rows, "columns": columns, **speed}
 
     return measure

@@ -44,8 +44,8 @@ def candidates() -> list[Options]:
 def use(kernel: str, options: Options) -> None:
     """Have one kernel built in another way than the table says."""
 
-    def options_for(name: str, blocks: launch.Blocks, itemsize: int) -> Options:
-        return options if name == kernel else TABLE(name, blocks, itemsize)
+    def options_for(name: str, blocks: launch.Blocks, itemsize: int, rotary: bool = False) -> Options:
+        return options if name == kernel else TABLE(name, blocks, itemsize, rotary)
 
     launch.options_for = options_for
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..layers import blank
+from ..layers.narrowing import with_narrow_weights
 from ..ops import Mechanism
 
 
@@ -251,7 +252,7 @@ class Pyramid(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, num_classes) of images (B, 3, H, W)."""
-        return self.forward_head(self.forward_features(x))
+        return with_narrow_weights(self, lambda: self.forward_head(self.forward_features(x)), x)
 
 
 def pair(size: int | Sequence[int]) -> tuple[int, int]:

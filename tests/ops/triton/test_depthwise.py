@@ -105,6 +105,7 @@ def test_gradients_of_the_kernel_come_out_the_same_every_time(arguments: Callabl
     ],
 )
 def test_what_does_not_fit_is_refused(changed: dict[str, object], message: str):
-    given: dict[str, object] = {"x": torch.zeros(1, 2, 2, 8), "weight": torch.zeros(8, 1, 3, 3)}
+    given: dict[str, object] = {"x": torch.zeros(1, 2, 2, 8), "weight": torch.zeros(8, 1, 3, 3)} | changed
+    given |= {name: tensor.to(DEVICE) for name, tensor in given.items() if isinstance(tensor, Tensor)}
     with pytest.raises(ValueError, match=message):
-        depthwise(**given | changed)  # pyright: ignore[reportArgumentType]
+        depthwise(**given)  # pyright: ignore[reportArgumentType]

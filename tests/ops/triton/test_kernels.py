@@ -298,6 +298,15 @@ def test_states_too_wide_for_one_program(
     judge(problem)
 
 
+@interpreted
+@pytest.mark.usefixtures("rounding")
+@pytest.mark.parametrize("rotary", [False, True])
+def test_two_features_of_each_channel_of_a_wide_head_fit_one_program(rotary: bool, make: Make, judge: Judge):
+    problem = make("nala", width=96, values=96, queries=33, rotary=rotary, dtype=torch.bfloat16)
+    assert launch.blocks_for(*widths(problem), 2, whole=True).e_blocks == 1
+    judge(problem)
+
+
 @pytest.mark.parametrize(
     ("mechanism", "rotary", "dtype"),
     [("mala", False, HALF), pytest.param("nala_released", True, WHOLE, marks=interpreted)],

@@ -7,14 +7,15 @@ import triton.language as tl
 
 from .blocks import (
     channels,
+    factors,
     gain,
     halves,
     load_block,
     mean_weight,
     no_sum,
     operand,
-    product,
     store_block,
+    times_features,
     times_state,
     token_product,
     token_sum,
@@ -61,9 +62,9 @@ def query_block(
 
 @triton.jit
 def attend_block(
-    b_q, b_turns, p_o, i_n, stop, o_n, o_e, s_on, D, E, scale, b_plain, b_turned, b_value, b_high, b_low,
+    b_q, b_turns, p_o, i_n, stop, o_n, o_e, s_on, D, E, scale, b_plain, b_turned, b_value, b_high, b_low, unit,
     MAP: tl.constexpr, GAIN: tl.constexpr, RELEASED: tl.constexpr, ROTARY: tl.constexpr, PRECISION: tl.constexpr,
-    ROUND: tl.constexpr, WHOLE: tl.constexpr,
+    ROUND: tl.constexpr, FINE: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Answer one block of queries."""
     m_n = i_n + o_n < stop
@@ -71,7 +72,9 @@ def attend_block(
         b_q, b_turns, D, b_plain, b_turned, scale, MAP, ROTARY, RELEASED, PRECISION == "split"
     )
     b_gain, _slope = gain(b_z, GAIN, RELEASED)
-    b_o = product(operand(b_r, ROUND), b_high, b_low, tl.zeros((o_n.shape[0], o_e.shape[0]), tl.float32), PRECISION)
+    # A power of a direction is no longer than one, and the power of its longest channel no shorter than 2 ** -18.
+    bounded: tl.constexpr = MAP == "nala" or MAP == "nala_cosine"
+    b_o = times_features(b_r, b_high, b_low, unit, PRECISION, ROUND, FINE, bounded)
     if RELEASED:
         b_weight, _by_z, _by_added = mean_weight(b_z, b_added, GAIN)
         b_o = b_gain[:, None] * b_o + b_weight[:, None] * b_value[None, :]
@@ -82,11 +85,13 @@ def attend_block(
 
 @triton.jit
 def attend_rows(
-    p_q, p_o, p_turns, start, stop, s_qn, s_qd, s_on, D, E, i_e, scale, b_plain, b_turned, b_value, b_high, b_low,
+    p_q, p_o, p_turns, start, stop, s_qn, s_qd, s_on, D, E, i_e, scale,
+    b_plain, b_turned, b_value, b_high, b_low, unit,
     MAP: tl.constexpr, GAIN: tl.constexpr, RELEASED: tl.constexpr, ROTARY: tl.constexpr, PRECISION: tl.constexpr,
-    ROUND: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, STAGES: tl.constexpr,
+    ROUND: tl.constexpr, FINE: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Answer some queries; the covariance comes scaled, as `halves`."""
+    """Answer some queries; the covariance comes scaled, as `factors`."""
     o_n = tl.arange(0, BN)
     o_d, _o_s = channels(D, BD, BF)
     o_e = i_e * BE + tl.arange(0, BE)
@@ -96,7 +101,7 @@ def attend_rows(
         b_q, b_turns = load_queries(p_q, p_turns, whole, o_n, whole + o_n < stop, o_d, s_qn, s_qd, D, ROTARY, BD, False)
         attend_block(
             b_q, b_turns, p_o, whole, stop, o_n, o_e, s_on, D, E, scale,
-            b_plain, b_turned, b_value, b_high, b_low, MAP, GAIN, RELEASED, ROTARY, PRECISION, ROUND, False,
+            b_plain, b_turned, b_value, b_high, b_low, unit, MAP, GAIN, RELEASED, ROTARY, PRECISION, ROUND, FINE, False,
         )  # fmt: skip
     # The next block is fetched into registers: from shared memory it would come by conflicting banks.
     b_next, b_next_turns = load_queries(
@@ -110,7 +115,7 @@ def attend_rows(
         )
         attend_block(
             b_q, b_turns, p_o, i_n, stop, o_n, o_e, s_on, D, E, scale,
-            b_plain, b_turned, b_value, b_high, b_low, MAP, GAIN, RELEASED, ROTARY, PRECISION, ROUND, True,
+            b_plain, b_turned, b_value, b_high, b_low, unit, MAP, GAIN, RELEASED, ROTARY, PRECISION, ROUND, FINE, True,
         )  # fmt: skip
 
 
@@ -121,7 +126,7 @@ def attend_kernel(
     s_qb, s_qn, s_qh, s_qd, length, length_k, tokens, rows, segments, scale, H, G,
     MAP: tl.constexpr, GAIN: tl.constexpr, RELEASED: tl.constexpr, ROTARY: tl.constexpr, PACKED: tl.constexpr,
     MERGE: tl.constexpr, KEEP: tl.constexpr, SEGMENT_BN: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
-    D: tl.constexpr, E: tl.constexpr, F: tl.constexpr,
+    FINE: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr,
     BN: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Answer `rows` queries of one sequence and head, one block of the answers; MERGE the state from its segments."""
@@ -150,12 +155,12 @@ def attend_kernel(
         n, b_plain, b_turned, b_value, b_cov = load_moments(
             p_counts, p_plains, p_turneds, p_values, p_covs, i_sg, o_s, o_d < D, o_e, F, E, ROTARY
         )
-    b_high, b_low = halves(scale * b_cov, PRECISION)
+    b_high, b_low, unit = factors(scale * b_cov, PRECISION, FINE)
     attend_rows(
         p_q + i_b * s_qb + first * s_qn + tl.cast(i_h, tl.int64) * s_qh,
         p_o + ((i_b * tokens + first) * H + i_h) * E, p_turns + first * D, start, tl.minimum(start + rows, length),
-        s_qn, s_qd, H * E, D, E, i_e, scale, b_plain, b_turned, b_value, b_high, b_low,
-        MAP, GAIN, RELEASED, ROTARY, PRECISION, ROUND, BN, BD, BF, BE, STAGES,
+        s_qn, s_qd, H * E, D, E, i_e, scale, b_plain, b_turned, b_value, b_high, b_low, unit,
+        MAP, GAIN, RELEASED, ROTARY, PRECISION, ROUND, FINE, BN, BD, BF, BE, STAGES,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from triton.language.target_info import is_hip
 INTERPRETED: tl.constexpr = tl.constexpr(knobs.runtime.interpret)
 GUARD: tl.constexpr = tl.constexpr(1e-12)  # as in affinear.ops.mechanisms
 EPSILON: tl.constexpr = tl.constexpr(1e-6)
+FINE_UNIT: tl.constexpr = tl.constexpr(2.0**14)  # twice this is still a float16
 
 
 @triton.jit
@@ -172,10 +173,15 @@ def times_state(b_x, b_high, b_low, b_acc, PRECISION: tl.constexpr, ROUND: tl.co
 
 
 @triton.jit
-def times_features(b_f, b_high, b_low, unit, PRECISION: tl.constexpr, ROUND: tl.constexpr, FINE: tl.constexpr):
-    """The product of computed numbers with a state from `factors`, FINE or not."""
+def times_features(
+    b_f, b_high, b_low, unit, PRECISION: tl.constexpr, ROUND: tl.constexpr, FINE: tl.constexpr,
+    BOUNDED: tl.constexpr = False,
+):  # fmt: skip
+    """The product of computed numbers with a state from `factors`, FINE or not; BOUNDED numbers are at most two."""
     b_zero = tl.zeros((b_f.shape[0], b_high.shape[1]), tl.float32)
-    if FINE:
+    if FINE and BOUNDED:
+        return dot((b_f * FINE_UNIT).to(tl.float16), b_low, b_zero, PRECISION) * (unit / FINE_UNIT)
+    elif FINE:
         b_unit, b_inverse = unit_of(tl.max(tl.abs(b_f), 1, keep_dims=True))
         return dot((b_f * b_inverse).to(tl.float16), b_low, b_zero, PRECISION) * (b_unit * unit)
     else:

@@ -12,39 +12,48 @@ from . import depthwise as kernels
 from .sizes import cdiv, next_power_of_2
 from .starting import launch
 
-SHARES = 256  # of the strips, over which gradients of a kernel are summed before they are added up
+SHARES = 1536  # programs that sum gradients of a kernel before their sums are added up: a dozen a multiprocessor
+PROGRAMS = 4096  # at the least, where maps are large enough: a program walks on while there are as many
+PAIRS = 64  # numbers that the threads of a warp hold, two each
 
 
 class Strip(NamedTuple):
-    """What a program makes at a time.
+    """What a program walks along.
 
     Attributes:
         R: Rows.
-        BW: Columns.
+        U: Columns at a time.
+        P: Strips side by side.
         BC: Channels.
-        warps: Warps of a program.
     """
 
     R: int
-    BW: int
+    U: int
+    P: int
     BC: int
-    warps: int
 
 
 @cache
-def strip_for(side: int, height: int, width: int, channels: int, itemsize: int) -> Strip:
+def strip_for(side: int, height: int, width: int, channels: int) -> Strip:
     """The strip of a convolution with a square kernel of this side."""
-    bc = min(64, next_power_of_2(channels))
-    bw = min(8, next_power_of_2(width))
-    return Strip(8 if height > 8 else next_power_of_2(height), bw, bc, max(1, bw * bc // (256 if side == 3 else 128)))
+    bc = PAIRS if channels % PAIRS in (0, *range(PAIRS // 2 + 1, PAIRS)) else PAIRS // 2
+    bc = min(bc, max(16, next_power_of_2(channels)))
+    # More rows would not fit the registers: (R + K - 1) * K pairs of numbers are kept, and K * K taps.
+    rows = _least_waste(height, (7, 8, 4) if side == 3 else (4,) if side == 5 else (2,))
+    return Strip(rows, 1 if width % 2 else 2, PAIRS // bc, bc)
+
+
+def _least_waste(length: int, sizes: tuple[int, ...]) -> int:
+    """The size whose multiples exceed a length by the least; the first of equals."""
+    return min(sizes, key=lambda size: cdiv(length, size) * size)
 
 
 @cache
-def gradient_strip_for(side: int, height: int, width: int, channels: int, itemsize: int) -> Strip:
-    """The strip over which gradients of the kernel are summed."""
-    bc = min(64, next_power_of_2(channels))
-    bw = min(4, next_power_of_2(width))
-    return Strip(4 if side == 3 else 2, bw, bc, max(1, bw * bc // (128 if side == 3 else 64)))
+def span_of(width: int, others: int, s: Strip) -> int:
+    """Columns a program walks along, in whole steps: all, or fewer where there would be too few programs."""
+    steps = cdiv(width, s.U)
+    wanted = min(steps, cdiv(PROGRAMS, max(others, 1)) * s.P)
+    return cdiv(steps, wanted) * s.U
 
 
 def strides(x: Tensor) -> tuple[int, int, int]:
@@ -92,17 +101,19 @@ def _start(
     strip: Strip | None,
 ) -> None:
     (batch, height, width, channels), side = x.shape, weight.shape[-1]
-    s = strip or strip_for(side, height, width, channels, x.element_size())
+    s = strip or strip_for(side, height, width, channels)
+    c_blocks, h_blocks = cdiv(channels, s.BC), cdiv(height, s.R)
+    span = span_of(width, c_blocks * h_blocks * batch, s)
     # For what is not there stands something that is: another map a compiler might make for the purpose.
     others = [weight if other is None else other for other in (added, gate, grad)]
     steps = [(0, 0, 0) if other is None else strides(other) for other in (added, gate, grad)]
     launch(
         kernels.depthwise_kernel,
-        (cdiv(width, s.BW) * cdiv(channels, s.BC), cdiv(height, s.R), batch),
+        (cdiv(width, span * s.P) * c_blocks, h_blocks, batch),
         (x, weight, weight if bias is None else bias, *others, out, out_sum),
-        (*strides(x), *steps[0], *steps[1], *steps[2], height, width, channels),
+        (*strides(x), *steps[0], *steps[1], *steps[2], height, width, channels, span),
         K=side, FLIP=flip, BIAS=bias is not None, SELF=itself, ADD=added is not None, GATE=gate is not None,
-        GRAD=grad is not None, R=s.R, BW=s.BW, BC=s.BC, num_warps=s.warps,
+        GRAD=grad is not None, R=s.R, U=s.U, P=s.P, BC=s.BC, num_warps=1,
     )  # fmt: skip
 
 
@@ -111,19 +122,20 @@ def taps_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of a kernel (C, 1, K, K) and of its bias (C,), both in the dtype of the kernel."""
     (batch, height, width, channels), side = x.shape, weight.shape[-1]
-    s = strip or gradient_strip_for(side, height, width, channels, x.element_size())
-    strips = batch * cdiv(height, s.R) * cdiv(width, s.BW)
-    shares = min(strips, max(1, shares // cdiv(channels, s.BC)) if channels > s.BC else shares)
+    s = strip or strip_for(side, height, width, channels)
+    c_blocks, span = cdiv(channels, s.BC), cdiv(cdiv(width, s.U), s.P) * s.U
+    strips = batch * cdiv(height, s.R) * cdiv(width, span * s.P)
+    shares = min(strips, max(1, shares // c_blocks))
     parts = torch.empty(shares, side * side + 1, channels, dtype=torch.float32, device=x.device)
     grad_weight = torch.empty(weight.shape, dtype=weight.dtype, device=x.device)
     grad_bias = torch.empty(channels, dtype=weight.dtype, device=x.device)
     launch(
-        kernels.taps_gradient_kernel, (cdiv(channels, s.BC), shares, 1), (x, grad, parts),
-        (*strides(x), *strides(grad), batch, height, width, channels),
-        K=side, R=s.R, BW=s.BW, BC=s.BC, num_warps=s.warps,
+        kernels.taps_gradient_kernel, (c_blocks, shares, 1), (x, grad, parts),
+        (*strides(x), *strides(grad), batch, height, width, channels, span),
+        K=side, R=s.R, U=s.U, P=s.P, BC=s.BC, num_warps=1,
     )  # fmt: skip
     launch(
         kernels.taps_total_kernel, (side * side + 1, cdiv(channels, 32), 1), (parts, grad_weight, grad_bias),
-        (shares, channels), K=side, BS=16, BC=32, num_warps=4,
+        (shares, channels), K=side, BS=64, BC=32, num_warps=4,
     )  # fmt: skip
     return grad_weight, grad_bias

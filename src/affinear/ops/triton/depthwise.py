@@ -1,7 +1,8 @@
 """Kernels of a depthwise convolution over maps with channels last, with what is added to it and what gates it.
 
-A program makes R rows of a strip, BW columns and BC channels. Every input row is loaded once per column of the kernel,
-shifted, and serves all the output rows that it touches: K loads an element, not K * K.
+A program is one warp. It walks along R rows of a map, U columns at a time, for P strips side by side and BC channels,
+two numbers a thread: P * BC is 64. Each column of the rows and their surroundings is loaded once and kept while the
+kernel passes over it, so that products and not loads are most of the work.
 """
 
 # ruff: noqa: RUF005, a kernel knows no star
@@ -13,133 +14,178 @@ import triton.language as tl
 
 
 @triton.jit
-def shifted(p_row, h, o_w, o_c, s_w, H, W, C, J: tl.constexpr):
-    """One row of a strip, J columns to the right; zeros beyond the map."""
-    o_j = o_w + J
-    inside = ((o_j >= 0) & (o_j < W) & (h >= 0) & (h < H))[:, None] & (o_c < C)[None, :]
-    return tl.load(p_row + o_j[:, None] * s_w + o_c[None, :], mask=inside, other=0.0)
-
-
-@triton.jit
-def with_row(rows, p_x, h, o_w, o_c, s_h, s_w, H, W, C, K: tl.constexpr):
-    """The rows so far, and the next one, K times shifted."""
-    for j in tl.static_range(K):
-        rows = rows + (shifted(p_x + tl.cast(h, tl.int64) * s_h, h, o_w, o_c, s_w, H, W, C, j - K // 2),)
-    return rows
+def with_column(columns, p_x, first, o_w, o_c, s_h, s_w, H, W, C, ROWS: tl.constexpr):
+    """The columns so far, and one more: ROWS numbers of every strip and channel from row `first` on, zero beyond."""
+    m_wc = ((o_w >= 0) & (o_w < W))[:, None] & (o_c < C)[None, :]
+    o_x = o_w[:, None] * s_w + o_c[None, :]
+    for r in tl.static_range(ROWS):
+        h = first + r
+        p_row = p_x + tl.cast(h, tl.int64) * s_h
+        b_x = tl.load(p_row + o_x, mask=m_wc & (h >= 0) & (h < H), other=0.0)
+        columns = columns + (b_x.to(tl.float32),)
+    return columns
 
 
 @triton.jit
 def load_taps(p_w, o_c, C, K: tl.constexpr, FLIP: tl.constexpr):
     """The K * K numbers of every channel, in float32; from last to first if FLIP."""
-    taps = ()
+    # Read as they lie, K * K side by side, and then dealt out: tap by tap, every channel would be a line of memory.
+    BT: tl.constexpr = 16 if K == 3 else 32 if K == 5 else 64
+    o_t = tl.arange(0, BT)
+    place = K * K - 1 - o_t if FLIP else o_t
+    m_ct = (o_c < C)[:, None] & (o_t < K * K)[None, :]
+    taps = (tl.load(p_w + o_c[:, None] * (K * K) + place[None, :], mask=m_ct, other=0.0).to(tl.float32),)
+    for level in tl.static_range(4 if K == 3 else 5 if K == 5 else 6):
+        halved = ()
+        for i in tl.static_range(2**level):
+            b_pairs = tl.reshape(taps[i], (o_c.shape[0], 2, BT // 2 ** (level + 1)))
+            b_first, b_second = tl.split(tl.permute(b_pairs, (0, 2, 1)))
+            halved = halved + (b_first, b_second)
+        taps = halved
+    rows = ()
     for t in tl.static_range(K * K):
-        place = K * K - 1 - t if FLIP else t
-        taps = taps + (tl.load(p_w + o_c * (K * K) + place, mask=o_c < C, other=0.0).to(tl.float32),)
-    return taps
+        rows = rows + (tl.reshape(taps[t], (1, o_c.shape[0])),)
+    return rows
 
 
 @triton.jit
-def convolve(rows, taps, b_bias, r: tl.constexpr, K: tl.constexpr):
-    """Output row r from the input rows r to r + K - 1."""
-    b_y = rows[r * K].to(tl.float32) * taps[0][None, :] + b_bias[None, :]
+def convolve(columns, taps, b_bias, u: tl.constexpr, r: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr):
+    """The answer in column u and row r, from the columns u to u + K - 1 and the rows r to r + K - 1."""
+    b_y = columns[u * ROWS + r] * taps[0] + b_bias
     for t in tl.static_range(1, K * K):
-        b_y += rows[(r + t // K) * K + t % K].to(tl.float32) * taps[t][None, :]
+        b_y += columns[(u + t % K) * ROWS + r + t // K] * taps[t]
     return b_y
 
 
-@triton.jit(do_not_specialize=["H", "W"])
+@triton.jit(do_not_specialize=["H", "W", "span"])
 def depthwise_kernel(
     p_x, p_w, p_bias, p_add, p_gate, p_grad, p_out, p_out_add,
-    s_xb, s_xh, s_xw, s_ab, s_ah, s_aw, s_gb, s_gh, s_gw, s_db, s_dh, s_dw, H, W, C,
+    s_xb, s_xh, s_xw, s_ab, s_ah, s_aw, s_gb, s_gh, s_gw, s_db, s_dh, s_dw, H, W, C, span,
     K: tl.constexpr, FLIP: tl.constexpr, BIAS: tl.constexpr, SELF: tl.constexpr, ADD: tl.constexpr,
-    GATE: tl.constexpr, GRAD: tl.constexpr, R: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr,
+    GATE: tl.constexpr, GRAD: tl.constexpr, R: tl.constexpr, U: tl.constexpr, P: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """(added + convolution) * gate; with GRAD, the gradients of the gate and of what is added instead.
 
     SELF adds the input itself. FLIP turns the kernel around, which is how gradients go through a convolution.
     """
+    ROWS: tl.constexpr = R + K - 1
     c_blocks = tl.cdiv(C, BC)
     i_b, first = tl.program_id(2).to(tl.int64), tl.program_id(1) * R
-    o_w = tl.program_id(0) // c_blocks * BW + tl.arange(0, BW)
+    o_p = (tl.program_id(0) // c_blocks * P + tl.arange(0, P)) * span
     o_c = tl.program_id(0) % c_blocks * BC + tl.arange(0, BC)
-    m_wc = (o_w < W)[:, None] & (o_c < C)[None, :]
     p_x += i_b * s_xb
     taps = load_taps(p_w, o_c, C, K, FLIP)
-    b_bias = tl.zeros((BC,), tl.float32)
+    b_bias = tl.zeros((1, BC), tl.float32)
     if BIAS:
-        b_bias += tl.load(p_bias + o_c, mask=o_c < C, other=0.0).to(tl.float32)
-    rows = ()
-    for r in tl.static_range(K):
-        rows = with_row(rows, p_x, first + r - K // 2, o_w, o_c, s_xh, s_xw, H, W, C, K)
-    for r in tl.static_range(R):
-        h = first + r
-        m = m_wc & (h < H)
-        # The next row is on its way while this one is summed.
-        if r + 1 < R:
-            rows = with_row(rows, p_x, h + 1 + K // 2, o_w, o_c, s_xh, s_xw, H, W, C, K)
-        b_y = convolve(rows, taps, b_bias, r, K)
-        if SELF:
-            b_y += rows[(r + K // 2) * K + K // 2].to(tl.float32)
-        if ADD:
-            o_a = i_b * s_ab + tl.cast(h, tl.int64) * s_ah + o_w[:, None] * s_aw + o_c[None, :]
-            b_y += tl.load(p_add + o_a, mask=m, other=0.0).to(tl.float32)
-        if GATE:
-            o_g = i_b * s_gb + tl.cast(h, tl.int64) * s_gh + o_w[:, None] * s_gw + o_c[None, :]
-            b_g = tl.load(p_gate + o_g, mask=m, other=0.0).to(tl.float32)
-        o_out = ((i_b * H + h) * W + o_w[:, None]) * C + o_c[None, :]
-        if GRAD:
-            o_d = i_b * s_db + tl.cast(h, tl.int64) * s_dh + o_w[:, None] * s_dw + o_c[None, :]
-            b_d = tl.load(p_grad + o_d, mask=m, other=0.0).to(tl.float32)
-            tl.store(p_out_add + o_out, (b_d * b_g).to(p_out_add.dtype.element_ty), mask=m)
-            b_y = b_y * b_d
-        elif GATE:
-            b_y = b_y * b_g
-        tl.store(p_out + o_out, b_y.to(p_out.dtype.element_ty), mask=m)
+        b_bias += tl.load(p_bias + o_c, mask=o_c < C, other=0.0).to(tl.float32)[None, :]
+    columns = ()
+    for u in tl.static_range(K - 1):
+        columns = with_column(columns, p_x, first - K // 2, o_p + u - K // 2, o_c, s_xh, s_xw, H, W, C, ROWS)
+    for i in range(0, span, U):
+        o_w = o_p + i
+        columns = with_column(columns, p_x, first - K // 2, o_w + K // 2, o_c, s_xh, s_xw, H, W, C, ROWS)
+        for u in tl.static_range(U):
+            # The next column is on its way while this one is summed.
+            if u + 1 < U:
+                columns = with_column(
+                    columns, p_x, first - K // 2, o_w + u + 1 + K // 2, o_c, s_xh, s_xw, H, W, C, ROWS
+                )
+            m_wc = (o_w + u < tl.minimum(o_p + span, W))[:, None] & (o_c < C)[None, :]
+            for r in tl.static_range(R):
+                h = first + r
+                m = m_wc & (h < H)
+                b_y = convolve(columns, taps, b_bias, u, r, K, ROWS)
+                if SELF:
+                    b_y += columns[(u + K // 2) * ROWS + r + K // 2]
+                if ADD:
+                    p_row = p_add + i_b * s_ab + tl.cast(h, tl.int64) * s_ah
+                    o_a = (o_w + u)[:, None] * s_aw + o_c[None, :]
+                    b_y += tl.load(p_row + o_a, mask=m, other=0.0).to(tl.float32)
+                if GATE:
+                    p_row = p_gate + i_b * s_gb + tl.cast(h, tl.int64) * s_gh
+                    o_g = (o_w + u)[:, None] * s_gw + o_c[None, :]
+                    b_g = tl.load(p_row + o_g, mask=m, other=0.0).to(tl.float32)
+                o_row = (i_b * H + h) * W * C
+                o_out = (o_w + u)[:, None] * C + o_c[None, :]
+                if GRAD:
+                    p_row = p_grad + i_b * s_db + tl.cast(h, tl.int64) * s_dh
+                    o_d = (o_w + u)[:, None] * s_dw + o_c[None, :]
+                    b_d = tl.load(p_row + o_d, mask=m, other=0.0).to(tl.float32)
+                    tl.store(p_out_add + o_row + o_out, (b_d * b_g).to(p_out_add.dtype.element_ty), mask=m)
+                    b_y = b_y * b_d
+                elif GATE:
+                    b_y = b_y * b_g
+                tl.store(p_out + o_row + o_out, b_y.to(p_out.dtype.element_ty), mask=m)
+        kept = ()
+        for t in tl.static_range((K - 1) * ROWS):
+            kept = kept + (columns[U * ROWS + t],)
+        columns = kept
 
 
 @triton.jit
-def add_products(sums, rows, grads, R: tl.constexpr, K: tl.constexpr):
-    """Sums of products of shifted inputs and gradients, tap by tap, with R more rows in each; last, of gradients."""
+def add_products(sums, columns, grads, u: tl.constexpr, R: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr):
+    """Sums of products of shifted inputs and gradients, tap by tap, with a column more in each; last, of gradients."""
     new = ()
     for t in tl.static_range(K * K):
         b_s = sums[t]
         for r in tl.static_range(R):
-            b_s += rows[(r + t // K) * K + t % K].to(tl.float32) * grads[r].to(tl.float32)
+            b_s += columns[(u + t % K) * ROWS + r + t // K] * grads[u * R + r]
         new = new + (b_s,)
     b_s = sums[K * K]
     for r in tl.static_range(R):
-        b_s += grads[r].to(tl.float32)
+        b_s += grads[u * R + r]
     return new + (b_s,)
 
 
-@triton.jit(do_not_specialize=["B", "H", "W"])
+@triton.jit
+def strip_sums(
+    sums, p_x, p_grad, first, o_p, o_c, s_xh, s_xw, s_gh, s_gw, H, W, C, span,
+    K: tl.constexpr, R: tl.constexpr, U: tl.constexpr,
+):  # fmt: skip
+    """What R rows of one strip add to the sums of products."""
+    ROWS: tl.constexpr = R + K - 1
+    columns = ()
+    for u in tl.static_range(K - 1):
+        columns = with_column(columns, p_x, first - K // 2, o_p + u - K // 2, o_c, s_xh, s_xw, H, W, C, ROWS)
+    for i in range(0, span, U):
+        o_w = o_p + i
+        stop = tl.minimum(o_p + span, W)
+        grads = with_column((), p_grad, first, o_w, o_c, s_gh, s_gw, H, stop, C, R)
+        columns = with_column(columns, p_x, first - K // 2, o_w + K // 2, o_c, s_xh, s_xw, H, W, C, ROWS)
+        for u in tl.static_range(U):
+            if u + 1 < U:
+                grads = with_column(grads, p_grad, first, o_w + u + 1, o_c, s_gh, s_gw, H, stop, C, R)
+                columns = with_column(
+                    columns, p_x, first - K // 2, o_w + u + 1 + K // 2, o_c, s_xh, s_xw, H, W, C, ROWS
+                )
+            sums = add_products(sums, columns, grads, u, R, K, ROWS)
+        kept = ()
+        for t in tl.static_range((K - 1) * ROWS):
+            kept = kept + (columns[U * ROWS + t],)
+        columns = kept
+    return sums
+
+
+@triton.jit(do_not_specialize=["B", "H", "W", "span"])
 def taps_gradient_kernel(
-    p_x, p_grad, p_parts, s_xb, s_xh, s_xw, s_gb, s_gh, s_gw, B, H, W, C,
-    K: tl.constexpr, R: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr,
+    p_x, p_grad, p_parts, s_xb, s_xh, s_xw, s_gb, s_gh, s_gw, B, H, W, C, span,
+    K: tl.constexpr, R: tl.constexpr, U: tl.constexpr, P: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """What one share of the strips says of the kernel and the bias: K * K + 1 rows of channels."""
     o_c = tl.program_id(0) * BC + tl.arange(0, BC)
-    m_c = o_c < C
-    h_blocks, w_blocks = tl.cdiv(H, R), tl.cdiv(W, BW)
+    h_blocks, w_blocks = tl.cdiv(H, R), tl.cdiv(W, span * P)
     sums = ()
     for _t in tl.static_range(K * K + 1):
-        sums = sums + (tl.zeros((BW, BC), tl.float32),)
+        sums = sums + (tl.zeros((P, BC), tl.float32),)
     for strip in range(tl.program_id(1), B * h_blocks * w_blocks, tl.num_programs(1)):
         i_b = (strip // (h_blocks * w_blocks)).to(tl.int64)
-        first = strip // w_blocks % h_blocks * R
-        o_w = strip % w_blocks * BW + tl.arange(0, BW)
-        rows = ()
-        for r in tl.static_range(R + K - 1):
-            rows = with_row(rows, p_x + i_b * s_xb, first + r - K // 2, o_w, o_c, s_xh, s_xw, H, W, C, K)
-        grads = ()
-        for r in tl.static_range(R):
-            h = first + r
-            p_g = p_grad + i_b * s_gb + tl.cast(h, tl.int64) * s_gh
-            grads = grads + (shifted(p_g, h, o_w, o_c, s_gw, H, W, C, 0),)
-        sums = add_products(sums, rows, grads, R, K)
+        sums = strip_sums(
+            sums, p_x + i_b * s_xb, p_grad + i_b * s_gb, strip // w_blocks % h_blocks * R,
+            (strip % w_blocks * P + tl.arange(0, P)) * span, o_c, s_xh, s_xw, s_gh, s_gw, H, W, C, span, K, R, U,
+        )  # fmt: skip
     p_parts += tl.program_id(1).to(tl.int64) * (K * K + 1) * C
     for t in tl.static_range(K * K + 1):
-        tl.store(p_parts + t * C + o_c, tl.sum(sums[t], 0), mask=m_c)
+        tl.store(p_parts + t * C + o_c, tl.sum(sums[t], 0), mask=o_c < C)
 
 
 @triton.jit

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from .attend import attend_rows
-from .blocks import channels, halves
+from .blocks import channels, factors
 from .moments import LENGTHS, store_moments
 from .summarize import summarize_rows
 
@@ -36,10 +36,10 @@ def attention_kernel(
             p_count, p_plain, p_turned, p_value, p_cov, i_sg, n, b_plain, b_turned, b_value, b_cov,
             o_s, o_d < D, o_e, F, E, True, True, ROTARY,
         )  # fmt: skip
-    b_high, b_low = halves(scale * b_cov, PRECISION)
+    b_high, b_low, unit = factors(scale * b_cov, PRECISION, False)
     for i_h in range(i_sg % G * (H // G), (i_sg % G + 1) * (H // G)):
         attend_rows(
             p_q + i_b * s_qb + tl.cast(i_h, tl.int64) * s_qh, p_o + (i_b * length_q * H + i_h) * E, p_turns,
-            length_q * 0, length_q, s_qn, s_qd, H * E, D, E, 0, scale, b_plain, b_turned, b_value, b_high, b_low,
-            MAP, GAIN, RELEASED, ROTARY, PRECISION, ROUND, BN, BD, BF, BE, STAGES,
+            length_q * 0, length_q, s_qn, s_qd, H * E, D, E, 0, scale, b_plain, b_turned, b_value, b_high, b_low, unit,
+            MAP, GAIN, RELEASED, ROTARY, PRECISION, ROUND, False, BN, BD, BF, BE, STAGES,
         )  # fmt: skip

@@ -16,6 +16,7 @@ from .starting import start
 from .statistics import Statistics
 
 NARROW = 128 * 128  # numbers of a state that one program can hold beside its tokens
+DOUBLED = 128  # channels of keys, each with two features, and of values, that one program can hold going forwards
 SHORT = 256  # tokens
 
 
@@ -36,26 +37,32 @@ class Blocks(NamedTuple):
 
 
 @cache
-def blocks_for(head_dim: int, value_dim: int, features: int, itemsize: int) -> Blocks:
-    """Block shapes for heads of this width; they depend on nothing else, so neither do the bits."""
+def blocks_for(head_dim: int, value_dim: int, features: int, itemsize: int, whole: bool = False) -> Blocks:
+    """Block shapes for heads of this width; they depend on nothing else, so neither do the bits.
+
+    A `whole` state of two features of each of 128 channels, and 128 values, is for bfloat16, going forwards.
+    """
     bd = max(16, next_power_of_2(head_dim))
     bf, be = bd * features, max(16, next_power_of_2(value_dim))
     if bf * be > NARROW:
-        be = min(be, 64 if itemsize == 2 else 32)
+        be = min(be, DOUBLED if whole and bd == DOUBLED and features == 2 else 64 if itemsize == 2 else 32)
     return Blocks(bd, bf, be, cdiv(value_dim, be))
 
 
 @cache
-def options_for(kernel: str, blocks: Blocks, itemsize: int) -> Options:
+def options_for(kernel: str, blocks: Blocks, itemsize: int, rotary: bool = False) -> Options:
     """How to build a kernel for these blocks."""
     area = blocks.BF * blocks.BE
-    size = next(name for name, most in SIZES.items() if area <= most and (blocks.BF <= 128 or name == "wide"))
-    return (OPTIONS if itemsize == 2 else OPTIONS_FLOAT32)[size][kernel]
+    size = next((name for name, most in SIZES.items() if area <= most and blocks.BF <= DOUBLED), "wide")
+    if blocks.BF > DOUBLED == blocks.BD:
+        size = "double"
+    table = (OPTIONS if itemsize == 2 else OPTIONS_FLOAT32)[size]
+    return table.get(f"{kernel} rotary", table[kernel]) if rotary else table[kernel]
 
 
 def _build(kernel: str, b: Blocks, dtype: torch.dtype, rotary: bool) -> dict[str, object]:
     """Constants and options that every kernel takes."""
-    options = options_for(kernel, b, dtype.itemsize)
+    options = options_for(kernel, b, dtype.itemsize, rotary)
     built: dict[str, object] = {
         "PRECISION": precision_of(dtype), "ROUND": dtype == torch.bfloat16, "BN": options.BN, "BD": b.BD, "BF": b.BF,
         "BE": b.BE, "STAGES": options.stages, "num_warps": options.warps,
@@ -137,10 +144,10 @@ def _mask(call: Call, tokens: Tensor) -> tuple[Tensor, tuple[int, int]]:
 def _summarize_segments(key: Tensor, value: Tensor, call: Call) -> tuple[Statistics, int]:
     """The states of the segments of every sequence, (S, G * segments, ...), and how many each has."""
     (batch, length, heads, width), values = key.shape, value.shape[3]
-    b = blocks_for(width, values, call.rule.blocks, key.element_size())
+    b = blocks_for(width, values, call.rule.blocks, key.element_size(), key.dtype == torch.bfloat16)
     number = batch if call.bounds_k is None else call.bounds_k.shape[0] - 1
     features, rotary = width * call.rule.blocks, call.turns is not None
-    segments = segments_of(length, options_for("summarize", b, key.element_size()).BN)
+    segments = segments_of(length, options_for("summarize", b, key.element_size(), rotary).BN)
     parts = new_statistics(key, number, heads * segments, features, values, rotary)
     mask, mask_strides = _mask(call, key)
     start(
@@ -157,7 +164,8 @@ def _merge_segments(parts: Statistics, segments: int, key: Tensor, call: Call) -
     """The states of the sequences."""
     number, _, features, values = parts.covariance.shape
     (_, length, heads, width), itemsize = key.shape, key.element_size()
-    bn = options_for("summarize", blocks_for(width, values, call.rule.blocks, itemsize), itemsize).BN
+    b = blocks_for(width, values, call.rule.blocks, itemsize, key.dtype == torch.bfloat16)
+    bn = options_for("summarize", b, itemsize, call.turns is not None).BN
     state = new_statistics(key, number, heads, features, values, call.turns is not None)
     rows, wide = 16, min(64, next_power_of_2(values))
     start(
@@ -184,9 +192,10 @@ def _attend(query: Tensor, parts: Statistics, segments: int, keys: int, kept: St
     """Answers from the states of segments, which each program merges for itself; the first leaves them in `kept`."""
     (batch, length, heads, width), (number, groups, features, values) = query.shape, parts.covariance.shape
     groups, itemsize, rotary = groups // segments, query.element_size(), call.turns is not None
-    b = blocks_for(width, values, call.rule.blocks, itemsize)
+    b = blocks_for(width, values, call.rule.blocks, itemsize, query.dtype == torch.bfloat16)
     out = torch.empty(batch, length, heads, values, dtype=query.dtype, device=query.device)
-    rows = share_rows(length, number * heads * b.e_blocks, options_for("attend", b, itemsize).BN, query.device)
+    options = options_for("attend", b, itemsize, rotary)
+    rows = share_rows(length, number * heads * b.e_blocks, options.BN, query.device)
     start(
         attend.attend_kernel, (number * heads, cdiv(max(length, 1), rows), b.e_blocks),
         (query, _or(call.bounds_q, query), _or(call.bounds_k, query), _or(call.turns, query),
@@ -194,7 +203,8 @@ def _attend(query: Tensor, parts: Statistics, segments: int, keys: int, kept: St
         (*query.stride(), length, keys, length, rows, segments, call.scale, heads, groups),
         MAP=call.rule.map, GAIN=call.rule.gain, RELEASED=call.rule.released, ROTARY=rotary,
         PACKED=call.bounds_q is not None, MERGE=segments > 1, KEEP=kept is not None,
-        SEGMENT_BN=options_for("summarize", b, itemsize).BN,
+        SEGMENT_BN=options_for("summarize", b, itemsize, rotary).BN,
+        FINE=options.fine and query.dtype == torch.bfloat16,
         D=width, E=values, F=features, **_build("attend", b, query.dtype, rotary),
     )  # fmt: skip
     return out
@@ -204,8 +214,8 @@ def attend_tokens_backward(grad: Tensor, query: Tensor, state: Statistics, call:
     """Gradients of the queries, and of every state as a row: mean features, mean value, covariance."""
     (batch, length, heads, width), (number, groups, features, values) = query.shape, state.covariance.shape
     b = blocks_for(width, values, call.rule.blocks, query.element_size())
-    segments = segments_of(length, options_for("attend_backward", b, query.element_size()).BN)
     rotary = call.turns is not None
+    segments = segments_of(length, options_for("attend_backward", b, query.element_size(), rotary).BN)
     row = features * (2 if rotary else 1) + values + features * values
     grad_query = torch.empty(batch, length, heads, width, dtype=query.dtype, device=query.device)
     parts = torch.empty(number * groups, heads // groups * segments, row, dtype=torch.float32, device=query.device)
@@ -233,9 +243,10 @@ def summarize_tokens_backward(
     grad_key = torch.empty(batch, length, heads, width, dtype=key.dtype, device=key.device)
     grad_value = torch.empty(batch, length, heads, values, dtype=key.dtype, device=key.device)
     mask, mask_strides = _mask(call, key)
-    options = options_for("summarize_backward", b, key.element_size())
+    rotary = call.turns is not None
+    options = options_for("summarize_backward", b, key.element_size(), rotary)
     bn, fine = options.BN, options.fine and key.dtype == torch.bfloat16
-    rows, rotary = share_rows(length, number * heads, bn, key.device), call.turns is not None
+    rows = share_rows(length, number * heads, bn, key.device)
     start(
         summarize.summarize_backward_kernel, (number * heads, cdiv(max(length, 1), rows), 1),
         (key, value, mask, _or(call.bounds_k, key), _or(call.turns, key), *_pointers(state)[:4],
@@ -253,13 +264,13 @@ def _one_launch(b: Blocks, length: int, keys: int, packed: bool) -> bool:
 
     Compilers round one launch and two differently: the choice for a packed sequence must not depend on its neighbours.
     """
-    return b.e_blocks == 1 and max(length, keys) <= SHORT and not packed
+    return b.e_blocks == 1 and b.BF * b.BE <= NARROW and max(length, keys) <= SHORT and not packed
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, call: Call, keep: bool) -> tuple[Tensor, Statistics | None]:
     """Answers, and the states if they are to be kept."""
     (batch, length, heads, width), (_, keys, groups, values) = query.shape, value.shape
-    b = blocks_for(width, values, call.rule.blocks, query.element_size())
+    b = blocks_for(width, values, call.rule.blocks, query.element_size(), query.dtype == torch.bfloat16)
     if not _one_launch(b, length, keys, call.bounds_k is not None):
         return _attention_in_parts(query, key, value, call, keep)
     features, rotary = width * call.rule.blocks, call.turns is not None

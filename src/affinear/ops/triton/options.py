@@ -1,6 +1,7 @@
 """How each kernel is built, by the size of the state it holds: measured on an H200, see benchmarks/NOTES.md.
 
 Tokens in a block change how sums are grouped: `summarize` and `attention`, which both make states, must agree on them.
+Where rotary positions want another build, the kernel is there twice, the second time as "... rotary".
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ class Options:
         registers: Most registers of a thread; None leaves it to the compiler.
         fine: Whether bfloat16 tokens have the state in float16 instead of two halves. Of the two products that these
             take, each of two groups of four warps would do all: the compiler keeps a product and its sequel together.
+            It also takes half of the shared memory.
     """
 
     BN: int
@@ -28,8 +30,9 @@ class Options:
     fine: bool = False
 
 
-# Largest product of features and value channels in a program.
-SIZES = {"small": 64 * 64, "medium": 128 * 64, "large": 128 * 128, "wide": 512 * 64}
+# Largest product of features and value channels in a program, for up to 128 features. Beyond, there is "double" for two
+# features of each of 128 channels, and "wide" for all others.
+SIZES = {"small": 64 * 64, "medium": 128 * 64, "large": 128 * 128}
 
 OPTIONS = {
     "small": {
@@ -48,10 +51,20 @@ OPTIONS = {
     },
     "large": {
         "summarize": Options(32, 4, 3),
+        "summarize rotary": Options(16, 4, 3),
         "attention": Options(32, 4, 3),
+        "attention rotary": Options(16, 4, 3),
         "attend": Options(64, 4, 2),
+        "attend rotary": Options(64, 4, 3),
         "attend_backward": Options(32, 8, 3),
         "summarize_backward": Options(64, 8, 3, fine=True),
+    },
+    "double": {
+        "summarize": Options(32, 8, 3),
+        "attention": Options(32, 8, 1),
+        "attend": Options(64, 8, 3, fine=True),
+        "attend_backward": Options(16, 8, 1),
+        "summarize_backward": Options(16, 8, 1),
     },
     "wide": dict.fromkeys(
         ("summarize", "attention", "attend", "attend_backward", "summarize_backward"),
