@@ -75,7 +75,7 @@ class UpscaleWork(Work[Album, Upscaling]):
             for batch in batches:
                 for large, number in zip(*cast(Whole, batch), strict=True):
                     if int(number) >= 0:
-                        sums[int(number)] += sums.new_tensor(self._judged(network, large))
+                        sums[int(number)] += sums.new_tensor(self.judged(network, large))
         sums = cast(Tensor, accelerator.reduce(sums))
         return score_of(sums.cpu(), self.data.sets, self.skipped.names)
 
@@ -87,7 +87,7 @@ class UpscaleWork(Work[Album, Upscaling]):
         """Test photos before and after."""
         return sections(network, self.data, self.scale, self.look, self.device)
 
-    def _judged(self, network: nn.Module, large: Tensor) -> tuple[float, float, float, float]:
+    def judged(self, network: nn.Module, large: Tensor) -> tuple[float, float, float, float]:
         """One photo, its PSNR and SSIM, and the PSNR of bicubic."""
         small = shrunk(large, self.scale)
         found = torch.cat(list(enlarged(network, as_numbers(small)[None], self.look)), dim=2)[0]
