@@ -43,7 +43,7 @@ def test_weights_are_packed_in_half_the_bytes_and_read_back(tmp_path: Path, monk
     monkeypatch.setenv(inception.VARIABLE, str(path))
     read = inception.load()
     for one, other in zip(network.state_dict().values(), read.state_dict().values(), strict=True):
-        torch.testing.assert_close(one.half().float(), other, rtol=0, atol=0)
+        torch.testing.assert_close(one.half().float() if one.ndim == 4 else one, other, rtol=0, atol=0)
 
 
 def test_no_file_and_files_of_something_else_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

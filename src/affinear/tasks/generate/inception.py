@@ -229,5 +229,8 @@ def tensors_in(path: Path) -> list[Tensor]:
 
 
 def packed(tensors: Sequence[Tensor], dtype: torch.dtype = torch.float16) -> dict[str, Tensor]:
-    """Tensors as a file holds them: by number, in half as many bytes."""
-    return {f"{number:03d}": tensor.to(dtype).contiguous() for number, tensor in enumerate(tensors)}
+    """Tensors as a file holds them: by number, kernels in half as many bytes."""
+    return {
+        f"{number:03d}": (tensor.to(dtype) if tensor.ndim == 4 else tensor).contiguous()
+        for number, tensor in enumerate(tensors)
+    }
