@@ -10,7 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from affinear.tasks.classify import data
+from affinear.tasks.classify import data, folder, recipe_for
+from affinear.tasks.images.reading import open_image, size_of
+from affinear.train import Run, train
+from affinear.train.stepping import Stepper
 
 SIMPLE = data.Augment("simple", pad=1)
 
@@ -65,9 +68,9 @@ def test_a_test_image_is_left_out_or_marked(tmp_path: Path, workers: int):
 
 
 @pytest.mark.parametrize("augment", [data.Augment(), SIMPLE, data.Augment("timm")], ids=lambda augment: augment.kind)
-def test_one_in_a_hundred_is_still_right_and_two_are_too_many(tmp_path: Path, augment: data.Augment):
+def test_a_share_is_still_right_and_more_are_too_many(tmp_path: Path, augment: data.Augment):
     images = photos(tmp_path, [17])
-    skipped = data.Skipped()
+    skipped = data.Skipped(0.01)
     assert len(list(data.train_loader(images, batching(augment=augment), skipped))) == 10
     spoil(tmp_path / "train" / "pets" / "018.png", 0)
     with pytest.raises(
@@ -76,10 +79,71 @@ def test_one_in_a_hundred_is_still_right_and_two_are_too_many(tmp_path: Path, au
         list(data.train_loader(images, batching(augment=augment), skipped))
 
 
-def test_a_set_under_a_hundred_may_have_none(tmp_path: Path):
+def test_one_of_few_is_passed_over_and_two_are_not(tmp_path: Path):
+    images = photos(tmp_path, [5], count=20)
+    skipped = data.Skipped()
+    list(data.train_loader(images, batching(), skipped))
+    assert [Path(name).name for name in skipped.names] == ["005.png"]
+    spoil(tmp_path / "train" / "pets" / "007.png", 0)
+    with pytest.raises(data.TooManyCorrupt, match=r"2 of the 20 train images .*5 %.*unreadable=0.2.*: .*/007\.png$"):
+        list(data.train_loader(images, batching(), data.Skipped()))
+    list(data.train_loader(images, batching(), data.Skipped(0.1)))
+
+
+def test_a_share_of_nothing_lets_none_pass(tmp_path: Path):
     images = photos(tmp_path, [5], count=99)
     with pytest.raises(data.TooManyCorrupt, match=r"1 of the 99 train images .*: .*/005\.png$"):
-        list(data.train_loader(images, batching(), data.Skipped()))
+        list(data.train_loader(images, batching(), data.Skipped(0.0)))
+
+
+def test_a_quick_look_names_all_that_cannot_be_read_in_both_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    images = photos(tmp_path, [3, 40, 77], count=100)
+    for number in (1, 2, 50, 51, 52, 53):
+        spoil(tmp_path / "val" / "pets" / f"{number:03d}.png", number % 2)
+    source: Any = images.train
+    assert folder.unreadable(source) == [3, 40, 77]
+    setup = recipe_for("affinear_trunk_cifar", "tiny", image_size=(8, 8), workers=0, batch_size=10)
+    run = Run("affinear_trunk_cifar", str(tmp_path), tmp_path / "run", setup, {"depth": 1})
+    monkeypatch.setattr(Stepper, "step", lambda *given: pytest.fail("trained before the look"))
+    with pytest.raises(data.TooManyCorrupt, match=r"6 of the 100 test images .*/001\.png.*/053\.png"):
+        train(run, data=images)
+
+
+def test_both_halves_are_told_at_once(tmp_path: Path):
+    images, skipped = photos(tmp_path, []), data.Skipped()
+    for half, one in (("train", images.train), ("test", images.test)):
+        skipped.tally(half, one)
+    both = [("train", number) for number in range(6)] + [("test", number) for number in range(6)]
+    with pytest.raises(data.TooManyCorrupt, match=r"6 of the 100 train .*\. 6 of the 100 test"):
+        skipped.absorb(both)
+
+
+def test_of_many_files_some_are_decoded_and_more_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    source: Any = photos(tmp_path, [0, 2, 5, 6], count=20).train  # 2 and 5 have a good beginning, 6 and 0 none
+    assert folder.unreadable(source) == [0, 2, 5, 6]
+    monkeypatch.setattr(folder, "MOST_DECODED", 5)
+    monkeypatch.setattr(folder, "MOST_OPENED", 10)
+    assert folder.unreadable(source) == [0, 6]
+
+
+def test_images_of_one_size_tell_it_and_large_or_different_ones_do_not(tmp_path: Path):
+    assert photos(tmp_path / "a", [3], count=12).size == (6, 6)
+    other = photos(tmp_path / "b", [], count=12)
+    Image.new("RGB", (7, 6)).save(other.train.path(0))
+    assert data.open_data(str(tmp_path / "b")).size is None
+    large = photos(tmp_path / "c", [], count=2)
+    for half in (large.train, large.test):
+        for number in range(2):
+            Image.new("RGB", (300, 300)).save(half.path(number))
+    assert data.open_data(str(tmp_path / "c")).size is None
+
+
+def test_a_turned_photo_tells_the_size_it_is_shown_at(tmp_path: Path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (20, 10)).save(tmp_path / "a.jpg", exif=exif)
+    assert size_of(tmp_path / "a.jpg") == (20, 10)
+    assert open_image(tmp_path / "a.jpg").size == (10, 20)
 
 
 def complaint(loader: Iterable[object]) -> str:
@@ -109,7 +173,7 @@ def test_many_names_are_cut_short(tmp_path: Path):
 
 def test_counts_of_other_processes_and_of_an_earlier_run_are_taken_over(tmp_path: Path):
     images = photos(tmp_path, [17], count=200)
-    ours, theirs = data.Skipped(), data.Skipped()
+    ours, theirs = data.Skipped(0.01), data.Skipped(0.01)
     list(data.train_loader(images, batching(), ours))
     data.train_loader(images, batching(), theirs)
     data.test_loader(images, batching(), theirs)

@@ -343,8 +343,8 @@ def test_corrupt_images_are_skipped_counted_and_named(tmp_path: Path):
 
 
 def test_too_many_corrupt_images_stop_the_run(tmp_path: Path):
-    with pytest.raises(TooManyCorrupt, match="more than 1 %"):
-        train(run_of(tmp_path / "run", image_size=(9, 9)), data=torn(images_of(20), Torn))
+    with pytest.raises(TooManyCorrupt, match="more than 0 %"):
+        train(run_of(tmp_path / "run", image_size=(9, 9), unreadable=0), data=torn(images_of(20), Torn))
 
 
 @pytest.mark.parametrize(

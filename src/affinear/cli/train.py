@@ -61,6 +61,7 @@ def train(
     """
     require("train", *TRAINING)
     from affinear import tasks
+    from affinear.tasks.fitting import fitted
     from affinear.train import Run, devices, progress, spelling
     from affinear.train import train as run_training
 
@@ -79,16 +80,19 @@ def train(
         chosen = tasks.find(task)
         changes = changes_of(chosen, setting, image_size=image_size)
         changes |= {name: value for name, value in plain.items() if value is not None}
-        setup = tasks.recipe_for(chosen, model, recipe, **changes)
+        opened = chosen.open(data, tasks.recipe_for(chosen, model, recipe, **changes).settings)
+        setup, fitting = fitted(chosen, model, recipe, changes, opened)
+        if fitting and is_first():
+            print(fitting, file=sys.stderr)
         where = output or Path("runs") / f"{model}-{Path(data).name or 'data'}"
         run = Run(model, data, where, setup, spelling.parse_model_args(model_arg or []), weights)
         if dry_run:
-            _print_plan(run)
+            _print_plan(run, opened)
             return
-        tunes = "finetune" in chosen.recipes and setup == tasks.recipe_for(chosen, model, "finetune", **changes)
+        tunes = "finetune" in chosen.recipes and setup == fitted(chosen, model, "finetune", changes, opened)[0]
         if tunes and weights is None and is_first():
             print("The recipe is for fine-tuning, and without --weights it starts from nothing.", file=sys.stderr)
-        result = run_training(run, resume=resume, force=force, progress=progress.for_people())
+        result = run_training(run, resume=resume, force=force, progress=progress.for_people(), data=opened)
         listen()  # until its first step is done, a run leaves Ctrl-C as it was
         devices.part()
     if is_first():
@@ -109,10 +113,10 @@ def _print_result(task: Task[Any, Any], result: Result) -> None:
     print(f"Report: {result.weights.with_name('report.html')}")
 
 
-def _print_plan(run: Run) -> None:
+def _print_plan(run: Run, data: Any) -> None:
     from affinear.train import plan as plans
 
-    planned = plans.plan(run)
+    planned = plans.plan(run, data)
     if is_first():
         print(plans.in_words(planned))
         print(f"recipe         {planned.to_json()}")

@@ -82,7 +82,7 @@ def evaluate(
 
     Raises:
         ValueError: If the weights cannot be used, or do not go with the data.
-        TooManyCorrupt: If more than one test sample in a hundred cannot be read.
+        TooManyCorrupt: If more test samples cannot be read than the recipe of training allows.
     """
     trained = load_trained(source, model, task=task, **changes) if isinstance(source, Path) else source
     chosen, job = trained.task, trained.job

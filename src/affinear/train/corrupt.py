@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-PERCENT = 1  # of a half may be corrupt
+SHARE = 0.05  # of a half may be corrupt, and one always may
 NAMED = 20  # in the message; the rest is counted
 
 
@@ -26,7 +26,7 @@ class Source(Protocol):
 
 
 class TooManyCorrupt(ValueError):
-    """More than one sample in a hundred cannot be read; the message counts and names them."""
+    """More samples cannot be read than a run may pass over; the message counts and names them."""
 
     def __init__(self, message: str) -> None:
         # A loading process hands its error over inside a printed traceback; the sentence is all its reader needs.
@@ -50,12 +50,14 @@ class Tally:
         source: Its samples.
         corrupt: A byte for each, in shared memory: a process only ever sets it, so nobody has to wait for anybody.
         noun: What samples are called, for the message.
+        share: Of the samples that may be corrupt; one may be, unless the share is 0.
     """
 
     name: str
     source: Source
     corrupt: Tensor
     noun: str = "images"
+    share: float = SHARE
 
     def note(self, index: int) -> None:
         """Count a sample as corrupt.
@@ -67,15 +69,22 @@ class Tally:
         self.check()
 
     def check(self) -> None:
-        """Raise TooManyCorrupt if more than one in a hundred is corrupt."""
+        """Raise TooManyCorrupt if more than the share is corrupt."""
+        said = self.complaint()
+        if said:
+            raise TooManyCorrupt(said)
+
+    def complaint(self) -> str:
+        """What is wrong if more than the share is corrupt, in a sentence; else nothing."""
         count, total = int(self.corrupt.sum()), len(self.source)
-        if 100 * count <= PERCENT * total:
-            return
-        names = self.names
+        allowed = max(1, int(self.share * total)) if self.share else 0
+        if count <= allowed and (count < total or not count):
+            return ""
         more = f" and {count - NAMED} more" if count > NAMED else ""
-        raise TooManyCorrupt(
-            f"{count} of the {total} {self.name} {self.noun} cannot be read, more than {PERCENT} %; "
-            f"mend them or take them away: {', '.join(names[:NAMED])}{more}"
+        return (
+            f"{count} of the {total} {self.name} {self.noun} cannot be read, more than {100 * self.share:g} %; mend "
+            f"them, take them away, or let more be skipped, as --set unreadable=0.2 does: "
+            f"{', '.join(self.names[:NAMED])}{more}"
         )
 
     @property
@@ -90,9 +99,14 @@ class Tally:
 
 
 class Skipped:
-    """The corrupt samples that a run came across, in all its loading processes."""
+    """The corrupt samples that a run came across, in all its loading processes.
 
-    def __init__(self) -> None:
+    Args:
+        share: Of the samples of a half that may be corrupt.
+    """
+
+    def __init__(self, share: float = SHARE) -> None:
+        self._share = share
         self._tallies: dict[str, Tally] = {}
 
     def __len__(self) -> int:
@@ -116,7 +130,7 @@ class Skipped:
         """
         found = self._tallies.get(half)
         if found is None:
-            found = Tally(half, source, torch.zeros(len(source), dtype=torch.uint8).share_memory_(), noun)
+            found = Tally(half, source, torch.zeros(len(source), dtype=torch.uint8).share_memory_(), noun, self._share)
             self._tallies[half] = found
         if found.source is not source:
             raise ValueError(f"skipped: it counts other {half} samples already; make a new Skipped for each data set")
@@ -137,5 +151,6 @@ class Skipped:
         """
         for half, index in states:
             self._tallies[half].corrupt[index] = 1
-        for tally in self._tallies.values():
-            tally.check()
+        said = [sentence for sentence in (tally.complaint() for tally in self._tallies.values()) if sentence]
+        if said:
+            raise TooManyCorrupt(". ".join(said))

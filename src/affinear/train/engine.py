@@ -21,13 +21,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ..models.sealing import broken
-from . import checkpoint, curves, folder, glimpses, report
+from . import checkpoint, curves, folder, glimpses, longer, report
 from .blame import named_tensors, weights_at_fault
 from .checkpoint import Position
 from .devices import accelerated, device, is_sharded, peak_memory
 from .faults import Interrupted, NonFinite, RunError
 from .folder import weights_in
-from .kit import Kit, build
+from .kit import Kit, build, steps_per_epoch
 from .ownership import owned
 from .progress import Outline, Progress
 from .recipe import Recipe
@@ -129,7 +129,8 @@ def train(
     Raises:
         ValueError: If something about the run is not possible.
         RunError: If it could not begin or had to stop: `OtherRun`, `SaveError`, `NonFinite`, `Interrupted`.
-        TooManyCorrupt: If more than one sample in a hundred cannot be read.
+        TooManyCorrupt: If more samples cannot be read than the recipe allows; those that are found quickly are named
+            before anything is trained.
     """
     task = run.setup.task
     opened: Data = task.open(run.data, run.setup.settings) if data is None else data
@@ -137,7 +138,8 @@ def train(
     with ExitStack() as held, kept_random_state(), accelerated(job.recipe) as accelerator, wishes() as wish:
         wish.worth_saving = accelerator.num_processes > 1  # which stop together, between two steps
         about = describe(run, job, opened)
-        free = (*job.recipe.free, *job.settings.free)
+        lengthened = resume and _is_lengthened(run, job, opened)
+        free = (*job.recipe.free, *job.settings.free, *(longer.LENGTH if lengthened else ()))
         if accelerator.is_main_process:  # which alone writes
             held.enter_context(owned(run.output))
         with accelerator.main_process_first():
@@ -145,12 +147,16 @@ def train(
             found = folder.enter(run.output, about, free, resume=resume, force=force and accelerator.is_main_process)
         start = _start(run) if found is None else None
         kit = build(accelerator, task, job, opened, start, str(run.weights))
-        if accelerator.is_main_process and found is None:
+        if accelerator.is_main_process and (found is None or lengthened):
             folder.describe(run.output, about, accelerator.device, accelerator.num_processes)
         position = Position() if found is None else load_into(kit, checkpoint.load(found))
         if position.best_epoch:
             checkpoint.check_weights(run.output, checkpoint.BEST, f"the best weights, of epoch {position.best_epoch}")
         listener = progress if progress is not None and accelerator.is_main_process else Progress()
+        if found is None:
+            kit.work.look_through()
+            for name in kit.work.skipped.names:
+                listener.say(f"Skipped, because it cannot be read: {name}")
         trainer = _Trainer(run, about, kit, position, listener, wish)
         try:
             return trainer.run()
@@ -165,6 +171,16 @@ def settled(run: Run, data: Data) -> Job[Any]:
     made = made_with(run.weights, run.model, run.model_args)
     asked = Job(run.model, made, _on(run.setup.recipe, device()), run.setup.settings)
     return run.setup.task.settle(asked, data)
+
+
+def _is_lengthened(run: Run, job: Job[Any], data: Data) -> bool:
+    """Whether the run in the folder was begun with another length, and goes on with this one to the same bits."""
+    before, recipe, found = folder.recipe_of(run.output), job.recipe, checkpoint.latest(run.output)
+    if found is None or all(before.get(name) == getattr(recipe, name) for name in longer.LENGTH):
+        return False
+    batches = len(run.setup.task.work(job, data, torch.device("cpu")).train_loader())
+    done = int(found.name.removeprefix("step-"))
+    return longer.goes_on(before, recipe, steps_per_epoch(batches, recipe, run.setup.task.samples), done)
 
 
 def _on(recipe: Recipe, place: torch.device) -> Recipe:

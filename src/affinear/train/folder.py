@@ -17,6 +17,7 @@ from affinear.bench import machine
 from affinear.lens.files import place
 
 from ..models.making import short
+from . import longer
 from .before import upgraded
 from .checkpoint import BEST, LAST, latest, why
 from .faults import OtherRun, SaveError
@@ -131,13 +132,26 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], free: Collect
 
 
 def _compare(folder: Path, about: Mapping[str, Any], free: Collection[str]) -> None:
-    found = differences(upgraded(read(folder)), about, free)
+    before = upgraded(read(folder))
+    found = differences(before, about, free)
+    if found and (advice := longer.advice(folder, _object(before, "recipe"), about["recipe"], found)):
+        raise OtherRun(advice)
     if found:
         more = f"; and {len(found) - 6} more" if len(found) > 6 else ""
         raise OtherRun(
             f"{folder} holds another run: {'; '.join(found[:6])}{more}. Give --output another folder, or use the same "
             "settings to continue it."
         )
+
+
+def _object(told: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = told.get(name)
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def recipe_of(folder: Path) -> dict[str, Any]:
+    """Fields of the recipe of the run in a folder, as `run.json` has them; none if there is no run."""
+    return _object(upgraded(read(folder)), "recipe") if (folder / RUN).is_file() else {}
 
 
 def _told(name: str, before: Any, now: Any) -> str:

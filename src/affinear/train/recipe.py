@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from . import settings
+from .corrupt import SHARE
 from .settings import Check, Settings
 
 PRECISIONS = ("no", "bf16", "fp16")
@@ -57,6 +58,7 @@ class Recipe(Settings):
         log_every: Steps between lines of the log.
         eval_every: Epochs between evaluations; the end of the run is always evaluated.
         eval_steps: Steps between evaluations, instead of `eval_every`; None for epochs.
+        unreadable: Share of the samples of a half that may be unreadable and are passed over; beyond it a run stops.
 
     Examples:
         >>> Recipe(epochs=10, batch_size=64).epochs
@@ -72,7 +74,14 @@ class Recipe(Settings):
     """
 
     kind: ClassVar[str] = "recipe"
-    free: ClassVar[tuple[str, ...]] = ("compile", "context_parallel", "log_every", "save_every", "workers")
+    free: ClassVar[tuple[str, ...]] = (
+        "compile",
+        "context_parallel",
+        "log_every",
+        "save_every",
+        "unreadable",
+        "workers",
+    )
 
     epochs: int = 300
     steps: int | None = None
@@ -109,6 +118,7 @@ class Recipe(Settings):
     log_every: int = 10
     eval_every: int = 1
     eval_steps: int | None = None
+    unreadable: float = SHARE
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -191,4 +201,5 @@ class Recipe(Settings):
         "log_every": settings.whole(1),
         "eval_every": settings.whole(1),
         "eval_steps": settings.whole(1, optional=True),
+        "unreadable": settings.share(),
     }

@@ -225,7 +225,7 @@ class Work(ABC, Generic[D, S]):
 
     def __init__(self, job: Job[S], data: D, device: torch.device) -> None:
         self.job, self.data, self.device = job, data, device
-        self.skipped = Skipped()
+        self.skipped = Skipped(job.recipe.unreadable)
 
     @property
     def per_step(self) -> float:
@@ -243,6 +243,13 @@ class Work(ABC, Generic[D, S]):
     @abstractmethod
     def test_loader(self) -> DataLoader[Any]:
         """Batches to be judged by, made by `train.loading.in_order`; rows that only fill up are marked as such."""
+
+    def look_through(self) -> None:
+        """Before a run begins: note in `skipped` what of the data cannot be read, as far as that is found quickly.
+
+        Raises:
+            TooManyCorrupt: If that is too much; all that was found is named.
+        """
 
     def ready(self, batch: Batch) -> Batch:
         """A batch as the network wants it, once it is on the device: without randomness, for training and test."""
@@ -299,6 +306,8 @@ class Task(ABC, Generic[D, S]):
         settings: The class of the task's own settings.
         options: The class of what `affinear predict` can be told.
         pace: What a comparison tells the speed in: the task's units per second, or milliseconds of a step.
+        fits_few: Whether a recipe may be made to fit where samples do not fill its batch; the samples that a task
+            counts are then those that its loader draws.
         judged: Whether both the last and the averaged weights are scored, or the averaged ones alone where there are
             any.
         draws: Whether the files of an answer are the answer, so that they are written where nobody names a folder.
@@ -314,6 +323,7 @@ class Task(ABC, Generic[D, S]):
     settings: type[S]
     options: ClassVar[type[Settings]] = Settings
     pace: ClassVar[Literal["units", "steps"]] = "units"
+    fits_few: ClassVar[bool] = False
     judged: ClassVar[Literal["both", "averaged"]] = "both"
     draws: ClassVar[bool] = False
 

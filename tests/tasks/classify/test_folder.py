@@ -33,7 +33,7 @@ def test_two_halves(tmp_path: Path, test: str):
     halves(tmp_path, test)
     images = open_data(str(tmp_path))
     assert images.name == f"images in {tmp_path} (train, {test})"
-    assert (images.class_names, images.size, images.channels) == (("cat", "dog"), None, 3)
+    assert (images.class_names, images.size, images.channels) == (("cat", "dog"), (4, 4), 3)
     assert [images.train[index][1] for index in range(6)] == [0, 0, 0, 1, 1, 1]
     image, label = images.test[5]
     assert (image.mode, image.getpixel((0, 0)), label) == ("RGB", (11, 0, 0), 1)

@@ -153,7 +153,7 @@ def test_photos_that_do_not_decode_are_passed_over_and_named_until_there_are_too
     for i in (3, 7):
         Path(data.train.photos[i]).write_bytes(b"no photo")
     data = TASK.open(str(tmp_path / "many"), Segmentation())
-    work = work_for(data)
+    work = work_for(data, recipe=Recipe(batch_size=4, workers=0, unreadable=0.01))
     samples: Any = work.train_loader().dataset
     samples[Draw(3, 0)]
     assert work.skipped.names == (data.train.photos[3],)

@@ -13,13 +13,15 @@ from pathlib import Path
 from PIL import Image
 
 from ..images.finding import Identity, image_files
-from ..images.reading import open_image
+from ..images.reading import CorruptImage, open_image, size_of
 from .images import Digest, Images
 
 TRAIN = "train"
 TESTS = ("val", "validation", "valid", "test")  # the first that is there is taken
 LOOKED_INTO, BEGINNING = 1000, 2**14  # files, and bytes of each, that tell data sets apart beside names and sizes
 HELD_OUT = 10  # one image in so many
+MOST_DECODED, MOST_OPENED = 1000, 20_000  # files that are read, or opened, before training to find those that cannot be
+LARGEST = 256  # pixels of a side, up to which images that all have one size are shown as they are
 
 Natural = tuple[list[str | int], str]
 
@@ -59,6 +61,45 @@ class FileSource:
             digest.update(f"{label} {size} {os.path.basename(path)}\n".encode("utf-8", "surrogateescape") + begin)
 
 
+def unreadable(source: FileSource) -> list[int]:
+    """Numbers of images that cannot be read, as far as a quick look finds them.
+
+    Each of a thousand images is decoded; of more, a thousand evenly among all, and of twenty thousand the beginning.
+    """
+    count = len(source)
+    decoded = set(range(0, count, -(-count // MOST_DECODED) or 1))
+    opened = sorted({*decoded, *range(0, count, -(-count // MOST_OPENED) or 1)})
+    return [index for index in opened if not _is_good(source.paths[index], whole=index in decoded)]
+
+
+def _is_good(path: str, whole: bool) -> bool:
+    try:
+        if whole:
+            open_image(path)
+        else:
+            size_of(path)
+    except CorruptImage:
+        return False
+    return True
+
+
+def one_size(paths: Sequence[str]) -> tuple[int, int] | None:
+    """Height and width of all images, if they are the same for all, and small enough to be shown as they are.
+
+    Files that cannot be read do not count; of more than twenty thousand, some evenly among all are asked.
+    """
+    found: tuple[int, int] | None = None
+    for path in paths[:: -(-len(paths) // MOST_OPENED) or 1]:
+        try:
+            size = size_of(path)
+        except CorruptImage:
+            continue
+        if max(size) > LARGEST or found not in (None, size):
+            return None
+        found = size
+    return found
+
+
 def natural(name: str) -> Natural:
     """What to sort names by, so that numbers in them count as numbers.
 
@@ -89,7 +130,8 @@ def read_halves(folder: Path, train: Path, test: Path) -> Images:
     _none_empty(train, classes, learnt.labels)
     if not len(tested):
         raise ValueError(f"{test}: expected images in its class folders, found none; {_known()}")
-    return Images(f"images in {folder} ({train.name}, {test.name})", learnt, tested, tuple(classes), None, 3)
+    name, size = f"images in {folder} ({train.name}, {test.name})", one_size([*learnt.paths, *tested.paths])
+    return Images(name, learnt, tested, tuple(classes), size, 3)
 
 
 def read_classes(folder: Path) -> Images | None:
@@ -115,7 +157,8 @@ def read_classes(folder: Path) -> Images | None:
     kept = [[path for path in found if path not in out] for found, out in zip(files, held, strict=True)]
     tested = [[path for path in found if path in out] for found, out in zip(files, held, strict=True)]
     name = f"images in {folder} (one in {HELD_OUT} of each class held out for testing)"
-    return Images(name, _source(classes, kept), _source(classes, tested), tuple(classes), None, 3)
+    size = one_size([path for found in files for path in found])
+    return Images(name, _source(classes, kept), _source(classes, tested), tuple(classes), size, 3)
 
 
 def read_whole(folder: Path) -> Images | None:

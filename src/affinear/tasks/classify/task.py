@@ -26,6 +26,7 @@ from ...train.weights import fill
 from ..images.batching import Normalize
 from . import network as networks
 from . import pictures, trial, trunk, variants
+from .folder import FileSource, unreadable
 from .images import Images
 from .loading import test_loader, train_loader
 from .opening import open_data, open_whole
@@ -56,6 +57,15 @@ class ClassifyWork(Work[Images, ClassifySettings]):
     def test_loader(self) -> DataLoader[Any]:
         """Batches of images as bytes, all full, with `NO_IMAGE` where there is none."""
         return test_loader(self.data, self.batching, self.skipped, full=True)
+
+    def look_through(self) -> None:
+        """Images in files: each of a thousand decoded, of many the beginning."""
+        halves = {"train": self.data.train, "test": self.data.test}
+        for name, source in halves.items():
+            if isinstance(source, FileSource):
+                self.skipped.tally(name, source)
+        found = [(n, i) for n, s in halves.items() if isinstance(s, FileSource) for i in unreadable(s)]
+        self.skipped.absorb(found)
 
     def ready(self, batch: Batch) -> Batch:
         """Images in numbers."""
@@ -93,6 +103,7 @@ class Classify(Task[Images, ClassifySettings]):
     parts: ClassVar[str] = "classes"
     measures: ClassVar[tuple[Measure, ...]] = (LOSS, TOP1, TOP5)
     metric: ClassVar[Measure] = TOP1
+    fits_few: ClassVar[bool] = True
     settings = ClassifySettings
     options: ClassVar[type[Settings]] = Options
 

@@ -65,7 +65,8 @@ def setup(task: Task[Any, Any], model: str, images: Images) -> Setup:
     """The recipe of a comparison: the trunk's, or for any other network the one for small images."""
     here: dict[str, Any] = {"workers": 0} if isinstance(images.train, ArraySource) else {}
     if model not in trunk.SIZES:
-        return task.preset(model, "tiny").changed(compile=False, **here)
+        plain = task.preset(model, "tiny").changed(compile=False, **here)
+        return plain.changed(batch_size=min(plain.recipe.batch_size, len(images.train)))
     small = images.size is not None and max(images.size) <= LARGEST
     shown = {"image_size": images.size if small else (32, 32)}
     found = Setup(task, Recipe(), ClassifySettings()).changed(**TRUNK_RECIPES[model], **shown, **here)

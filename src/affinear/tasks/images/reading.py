@@ -109,20 +109,24 @@ def _read(file: str | Path | IO[bytes], name: str, made: Callable[[Image.Image],
         raise CorruptImage(f"{name}: cannot be read as an image ({_reason(error)})") from error
 
 
-def size_of(path: str) -> tuple[int, int]:
-    """Height and width of an image as it is shown, from the head of its file.
+def size_of(path: str | Path) -> tuple[int, int]:
+    """Height and width of an image as it is shown, from the head of its file; nothing is decoded.
 
     Raises:
         CorruptImage: If the file cannot be read.
     """
     try:
-        with Image.open(path) as image:
-            turned = image.getexif().get(0x0112, 1) in TURNED
+        if not Path(path).is_file():
+            raise OSError("not a regular file" if Path(path).exists() else "no such file")
+        with Image.open(path, formats=formats()) as image:
+            check_size(*image.size)
+            # Of a PNG, Pillow would decode everything to find out.
+            turned = image.format != "PNG" and image.getexif().get(0x0112, 1) in TURNED
             return (image.width, image.height) if turned else (image.height, image.width)
     except MemoryError:
         raise
     except Exception as error:
-        raise CorruptImage(f"{path}: cannot be read as an image ({type(error).__name__})") from error
+        raise CorruptImage(f"{path}: cannot be read as an image ({_reason(error)})") from error
 
 
 def in_threads(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
