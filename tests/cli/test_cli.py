@@ -78,6 +78,7 @@ def test_a_bad_output_gets_one_sentence_before_any_work(tmp_path: Path, output: 
     assert [path.name for path in tmp_path.iterdir()] == ["folder.png"]
 
 
+@pytest.mark.exhaustive
 def test_another_seed_gives_other_numbers(tmp_path: Path):
     first, second = (run("demo", "--seed", str(seed), "--output", tmp_path / "a.png") for seed in (0, 1))
     assert first.output != second.output

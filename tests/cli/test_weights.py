@@ -128,6 +128,7 @@ def test_training_begins_with_the_network_that_the_weights_tell(folder: Path, ph
     assert "trained with mechanism='nala', not with mechanism='mala'" in again.stderr
 
 
+@pytest.mark.exhaustive  # tests/models/test_export.py has ONNX, and the fixtures here what weights tell
 def test_export_compares_with_the_network_that_was_trained(folder: Path, tmp_path: Path):
     pytest.importorskip("onnxruntime")
     onnx = pytest.importorskip("onnx")

@@ -138,3 +138,23 @@ def test_decoding_continues_a_text(mechanism: str, make: Any, size: Callable[[in
     error, bound = ((x.double() - truth).norm() for x in (torch.cat(steps, dim=1), rival))
     assert error <= 2 * bound
     assert (state.count == problem.query.shape[1]).all()
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["anew", "in place"])
+@torch.no_grad()
+def test_decoding_a_long_text_far_from_zero_is_as_good_as_one_call(
+    in_place: bool, make: Any, size: Callable[[int, int], int]
+):
+    problem = make("mala", batch=1, tokens=size(3000, 60), causal=True)
+    query, key, value = (x.float() for x in problem.tokens[:3])
+    value = value + 1000
+    truth = af.attention(query.double(), key.double(), value.double(), causal=True, backend="torch")
+    once = af.attention(query, key, value, causal=True, backend="triton")
+    state, steps = af.summarize(key[:, :1], value[:, :1], backend="triton"), [once[:, :1]]
+    for i in range(1, query.shape[1]):
+        now = slice(i, i + 1)
+        out, state = decode(query[:, now], key[:, now], value[:, now], state, in_place=in_place)
+        steps.append(out)
+    error, bound = ((x.double() - truth).abs().max() for x in (torch.cat(steps, dim=1), once))
+    # One call may be lucky; a rounding of the answer, which is about 1000, is no mistake.
+    assert error <= 1.5 * max(bound, 1000 * torch.finfo(torch.float32).eps)

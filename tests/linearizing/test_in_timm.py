@@ -184,6 +184,7 @@ def test_a_swapped_vit_compiles():
         assert torch.allclose(compiled(images), student(images), atol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_a_swapped_vision_network_becomes_an_onnx_file_that_says_the_same():
     from affinear.models.export import export_onnx
 

@@ -221,6 +221,7 @@ def test_softmax_alone_in_a_window_with_sinks_is_what_it_says():
     assert torch.allclose(core(q, k, v, causal=True), truth, atol=1e-5)
 
 
+@pytest.mark.exhaustive  # a vision network compiles in test_in_timm.py
 def test_a_swapped_encoder_and_decoder_compile():
     for name in ("vit", "llama"):
         net = Hugging(name)

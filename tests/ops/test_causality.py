@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import affinear as af
-from affinear.ops import rotary_1d, tiles
+from affinear.ops import rotary_1d, softmax, tiles
 
 Randn = Callable[..., Tensor]
 Tokens = tuple[Tensor, Tensor, Tensor]
@@ -109,13 +109,52 @@ def test_rows_that_see_it_do_not_hide_it(mechanism: str, randn: Randn):
             assert state.covariance[:, 0].isnan().any()
 
 
-@pytest.mark.parametrize("place", range(3))
-def test_compiled_rows_keep_their_bits_too(place: int, randn: Randn):
+@pytest.fixture
+def unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens as on a GPU: nobody looks at their numbers before the answers are there."""
+    monkeypatch.setattr(softmax, "can_be_read", lambda x: False)
+
+
+@pytest.mark.usefixtures("unread")
+@pytest.mark.parametrize("wild", WILD[:3])
+@pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
+def test_softmax_keeps_the_bits_of_what_it_cannot_look_at(masked: bool, wild: float, randn: Randn):
+    tokens = draw(randn)
+    mask = torch.arange(LENGTH)[None] % 7 != 3 if masked else None
+    for place in range(3):
+        options: dict[str, Any] = {"mechanism": "softmax", "causal": True, "key_mask": mask}
+        assert_bits_are_kept(tokens, wild, place, slice(0, 40), 40, **options)
+        out = af.attention(*with_wild_token(tokens, place, wild, 40), **options)
+        seen = out[:, 40:, :2] if place else out[:, 40:41, :1]
+        assert (seen[..., 1] if place == 2 else seen).isnan().all()
+        assert out[:, 41:, 2:].isfinite().all()
+        assert out[:, 41:].isfinite().all() or place
+
+
+@pytest.mark.usefixtures("unread")
+def test_a_masked_token_reaches_nobody_and_a_row_without_a_key_is_zero(randn: Randn):
+    tokens = draw(randn)
+    mask = torch.arange(LENGTH)[None] > 20
+    options: dict[str, Any] = {"mechanism": "softmax", "causal": True, "key_mask": mask}
+    for place in (1, 2):
+        assert_bits_are_kept(tokens, math.nan, place, slice(0, LENGTH), 10, **options)
+    assert not af.attention(*with_wild_token(tokens, 0, math.nan, 10), **options)[:, :21].any()
+
+
+COMPILED = [
+    ("mala", 0),
+    ("softmax", 2),
+    *(pytest.param("mala", place, marks=pytest.mark.exhaustive) for place in (1, 2)),
+]
+
+
+@pytest.mark.parametrize(("mechanism", "place"), COMPILED)
+def test_compiled_rows_keep_their_bits_too(mechanism: str, place: int, randn: Randn):
     tokens = draw(randn)
 
     @torch.compile(backend="aot_eager", fullgraph=True)
     def run(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return af.attention(query, key, value, causal=True)
+        return af.attention(query, key, value, mechanism, causal=True)
 
     def gradients(tokens: Tokens) -> list[Tensor]:
         tokens = tuple(x.clone().requires_grad_() for x in tokens)  # pyright: ignore[reportAssignmentType]

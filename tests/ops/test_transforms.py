@@ -75,7 +75,17 @@ def gradients(function: Callable[..., Tensor], inputs: list[Tensor], target: Ten
 # Compiling
 
 
-@pytest.mark.parametrize(("mechanism", "case"), [("mala", "full"), ("nala", "masked rotary"), ("mala", "packed")])
+exhaustive = pytest.mark.exhaustive
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "case"),
+    [
+        ("mala", "full"),
+        pytest.param("nala", "masked rotary", marks=exhaustive),
+        pytest.param("mala", "packed", marks=exhaustive),
+    ],
+)
 def test_one_compilation_serves_many_lengths(mechanism: str, case: str):
     batch = 1 if "packed" in case else 2
 
@@ -92,6 +102,7 @@ def test_one_compilation_serves_many_lengths(mechanism: str, case: str):
     assert counter.frame_count == 1
 
 
+@exhaustive  # compiled causal gradients are below
 def test_short_and_long_causal_sequences_take_two_compilations_at_most():
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("eager")
@@ -106,7 +117,7 @@ def test_short_and_long_causal_sequences_take_two_compilations_at_most():
     assert counter.frame_count <= 2
 
 
-@pytest.mark.exhaustive
+@exhaustive
 def test_a_mechanism_with_a_scale_of_its_own_compiles_behind_a_state():
     torch._dynamo.reset()
 
@@ -121,7 +132,7 @@ def test_a_mechanism_with_a_scale_of_its_own_compiles_behind_a_state():
         torch.testing.assert_close(run(query, key, value, state), expected, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("case", ["full", "causal", "causal rotary"])
+@pytest.mark.parametrize("case", ["full", "causal", pytest.param("causal rotary", marks=exhaustive)])
 def test_softmax_compiles_for_any_length(case: str):
     torch._dynamo.reset()
     compiled = torch.compile(lambda *inputs: attention(given)(*inputs), backend="aot_eager", dynamic=True)
@@ -133,7 +144,7 @@ def test_softmax_compiles_for_any_length(case: str):
         torch.testing.assert_close(gradients(compiled, inputs, target), expected, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("case", ["causal packed", "causal masked rotary"])
+@pytest.mark.parametrize("case", ["causal packed", pytest.param("causal masked rotary", marks=exhaustive)])
 def test_every_kind_of_causal_attention_compiles(case: str):
     torch._dynamo.reset()
     inputs, given = tokens(150, batch=1), options(case, 150, batch=1)
@@ -157,11 +168,25 @@ def test_compiled_gradients_are_the_eager_ones(mechanism: str, case: str):
     torch.testing.assert_close(gradients(compiled, inputs, target), expected, rtol=1e-10, atol=1e-10)
 
 
-def test_inductor_agrees_with_eager():
+@exhaustive  # minutes of a C++ compiler; `aot_eager` above traces the same
+@pytest.mark.parametrize(
+    ("mechanism", "causal", "with_state"),
+    [("mala", False, False), ("nala", False, True), ("nala", True, True), ("nala_cosine", True, False)],
+)
+def test_inductor_serves_any_length_with_states_and_gradients(mechanism: str, causal: bool, with_state: bool):
+    def run(query: Tensor, key: Tensor, value: Tensor, *before: Tensor) -> Tensor:
+        past = af.summarize(before[0], before[1], mechanism) if with_state else None
+        out, state = af.attention(query, key, value, mechanism, causal=causal, initial_state=past, return_state=True)
+        return out.sum() + state.covariance.square().sum() + state.key_mean.sum() + out.square().sum()
+
     torch._dynamo.reset()
-    inputs = tokens(100, dtype=torch.float32)
-    compiled = torch.compile(attention({}), fullgraph=True)
-    torch.testing.assert_close(compiled(*inputs), attention({})(*inputs), rtol=1e-5, atol=1e-5)
+    compiled = torch.compile(run, fullgraph=True, dynamic=True)
+    for length in (20, 33):
+        inputs = learn(*tokens(length, mechanism=mechanism, dtype=torch.float32))
+        inputs += learn(*tokens(length + 5, mechanism=mechanism, dtype=torch.float32)[1:]) if with_state else []
+        found, expected = (torch.autograd.grad(f(*inputs), inputs) for f in (compiled, run))
+        for x, truth in zip(found, expected, strict=True):
+            assert (x - truth).norm() <= 1e-3 * truth.norm()
 
 
 # Exporting

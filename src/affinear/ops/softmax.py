@@ -55,9 +55,33 @@ def attention(
         )[0]  # fmt: skip
 
     readable = all(map(can_be_read, (query, key, value)))
-    if cu_seqlens_k is None and not (causal and readable):
-        return answer(query, key, value)  # as torch has it: to look at every token would cost more than it is worth
+    if cu_seqlens_k is None and not causal:
+        return answer(query, key, value)  # every row sees every token, wild or not
+    if cu_seqlens_k is None and not readable:
+        return _marked(answer, query, key, value, key_mask)
     return _apart(answer, exact if readable else None, query, key, value, visible)
+
+
+def _marked(
+    answer: Callable[[Tensor, Tensor, Tensor], Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+) -> Tensor:
+    """Causal answers without what is not finite; those that saw some of it are NaN. Nobody waits to learn whether."""
+    # Zero, or NaN: of a query for its row, of a key for all rows from its own on, of a value in its channel.
+    of_query, of_key = ((0 * x.detach()).sum(-1, keepdim=True) for x in (query, key))
+    of_keys = of_key + 0 * value.detach()
+    if key_mask is not None:
+        shown = key_mask[:, :, None, None]
+        of_keys = of_keys.masked_fill(~shown, 0)
+        of_query = of_query.masked_fill(shown.cumsum(1) == 0, 0)
+    of_keys = of_keys.cumsum(1)
+    if query.shape[2] != key.shape[2]:
+        of_keys = of_keys.repeat_interleave(query.shape[2] // key.shape[2], dim=2)
+    out = answer(*(x.nan_to_num(0.0, 0.0, 0.0) for x in (query, key, value)))
+    return out + (of_query + of_keys).to(out.dtype)
 
 
 def _apart(

@@ -31,9 +31,9 @@ class State:
         covariance: Mean of (phi(k) - its mean) (v - v_mean)^T, (B, H, F, E), of the rotated features if there are any.
         mechanism: What made the features.
         rotated_key_mean: Mean of the rotated features, (B, H, F), or None without rotary positions.
-        rest: What merging has rounded off the means and the covariance, in the order in which they stand here, or None.
-            Later merges take it in, so that a million of them are as good as one call. It may be dropped at any time:
-            pytrees do not carry it, nor do the kernels.
+        rest: What merging has rounded off the means and the covariance, in the order in which they stand here, None
+            where nobody kept it. Later merges take it in, so that a million of them are as good as one call. It may be
+            dropped at any time: pytrees do not carry it; the kernel that decodes does.
 
     Example:
         >>> import torch, affinear as af
@@ -51,7 +51,7 @@ class State:
     covariance: Tensor
     mechanism: Mechanism
     rotated_key_mean: Tensor | None = None
-    rest: tuple[Tensor, ...] | None = None
+    rest: tuple[Tensor | None, ...] | None = None
 
     @property
     def centre(self) -> Tensor:
@@ -104,7 +104,9 @@ class State:
         """The state with the function applied to each of its tensors."""
         children, context = _flatten(self)
         mapped = _unflatten([function(child) for child in children], context)
-        return mapped if self.rest is None else replace(mapped, rest=tuple(map(function, self.rest)))
+        if self.rest is None:
+            return mapped
+        return replace(mapped, rest=tuple(None if x is None else function(x) for x in self.rest))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the state to a safetensors file, which holds numbers and the mechanism's name, and no code.
@@ -301,7 +303,7 @@ pytree.register_pytree_node(
 )
 
 
-def _load(mechanism: str | Mechanism, rotary: bool, *children: Tensor) -> State:
+def _load(mechanism: str | Mechanism, rotary: bool, *children: Any) -> State:
     number = 5 if rotary else 4
     state = _unflatten(children[:number], (find(mechanism), rotary))
     return replace(state, rest=children[number:]) if len(children) > number else state

@@ -287,7 +287,9 @@ def test_decoding_is_causal_attention_one_token_at_a_time(case: str, in_place: b
         here = None if rotary is None else (rotary[0][i : i + 1], rotary[1][i : i + 1])
         before = state
         out, state = decode(*(x[:, i : i + 1] for x in inputs), state, rotary=here, in_place=in_place)
-        assert (state is before) == in_place
+        assert (state.covariance is before.covariance) == in_place
+        assert state.rest is not None
+        assert state.rest[2] is None
         torch.testing.assert_close(out, whole[:, i : i + 1], rtol=1e-5, atol=1e-5)
     assert_same(state, end)
 

@@ -15,7 +15,7 @@ from affinear.ops.rotary import Rotary, rotary_1d
 from affinear.ops.state import State
 from affinear.ops.triton.decoding import decode
 from affinear.ops.triton.rules import rule_of
-from affinear.ops.triton.statistics import Statistics
+from affinear.ops.triton.statistics import Rest, Statistics
 
 Randn = Callable[..., Tensor]
 Error = Callable[[Tensor, Tensor], float]
@@ -45,7 +45,7 @@ def step(tokens: list[Tensor], state: Statistics, mechanism: str, turns: Tensor 
     """Decode one token."""
     rule, scale = rule_of(af.mechanisms()[mechanism]), af.mechanisms()[mechanism].scale_for(tokens[0].shape[3])
     assert rule is not None
-    return decode(tokens[0], tokens[1], tokens[2], state, rule, scale, turns, in_place)
+    return decode(tokens[0], tokens[1], tokens[2], state, rule, scale, turns, in_place)[:2]
 
 
 def defined(tokens: list[Tensor], tables: Rotary | None, mechanism: str) -> tuple[Tensor, State]:
@@ -159,4 +159,54 @@ def test_any_strides_and_nothing_beside_them(randn: Randn):
             (others,) if isinstance(others, Tensor) else others,
             strict=True,
         ):
+            assert x is None or torch.equal(x, y)
+
+
+@pytest.mark.parametrize("rotary", [False, pytest.param(True, marks=interpreted)])
+@pytest.mark.parametrize("kept", ["nothing", "means", "everything"])
+def test_what_a_step_rounds_off_is_taken_in_by_the_next(kept: str, rotary: bool, randn: Randn):
+    steps, width, values = 150, 8, 8
+    tokens = [randn(1, steps, 1, size, dtype=torch.float32).to(DEVICE) for size in (width, width, values)]
+    tokens[2] += 1000
+    tables = rotary_1d(steps, width, device=DEVICE) if rotary else None
+    turns = None if tables is None else torch.stack((tables[0][:, ::2], tables[1][:, ::2]), dim=2).flatten(1)
+    rule = rule_of(af.mechanisms()["mala"])
+    assert rule is not None
+    state = Statistics(*(None if x is None else x[:1] for x in nothing("mala", 1, width, values, rotary)))
+    rest = Rest(covariance=torch.zeros_like(state.covariance)) if kept == "everything" else Rest()
+    for i in range(steps):
+        one, turn = [x[:, i : i + 1] for x in tokens], None if turns is None else turns[i : i + 1]
+        _, state, rest = decode(one[0], one[1], one[2], state, rule, 0.3, turn, False, rest, kept != "nothing")
+    parts = {"nothing": 0, "means": 2 + rotary, "everything": 3 + rotary}
+    assert sum(x is not None for x in rest) == parts[kept]
+    _, truth = defined(tokens, tables, "mala")
+    for name, off in zip(Rest._fields, rest, strict=True):
+        exact, ours = getattr(truth, name), getattr(state, name)
+        if off is None or exact is None:
+            continue
+        # With what was rounded off, a mean is known to more digits than it has.
+        bound = torch.finfo(torch.float32).eps / 4 if name != "covariance" else 2e-6
+        assert (ours.double() + off.double() - exact).abs().max() <= bound * exact.abs().max(), name
+    if kept != "nothing":
+        plain = (state.value_mean.double() - truth.value_mean).abs().max()
+        assert plain <= torch.finfo(torch.float32).eps * 1000
+
+
+def test_what_is_rounded_off_may_be_written_over(randn: Randn):
+    tokens = [randn(BATCH, 1, 1, width, dtype=torch.float32).to(DEVICE) for width in (8, 8, 8)]
+    rule = rule_of(af.mechanisms()["mala"])
+    assert rule is not None
+    state = nothing("mala", 1, 8, 8, False)
+    state.count.fill_(3)
+    for part in (state.key_mean, state.value_mean, state.covariance):
+        part.normal_()
+    rest = Rest(*(1e-9 * torch.randn_like(x) for x in state[1:4]))
+    anew = decode(*tokens, state, rule, 0.3, None, False, rest)
+    copied = [Statistics(*(None if x is None else x.clone() for x in state)), Rest(*(x.clone() for x in rest[:3]))]
+    over = decode(*tokens, copied[0], rule, 0.3, None, True, copied[1])
+    assert over[1] is copied[0]
+    assert over[2] is copied[1]
+    for ours, others in ((anew[1], over[1]), (anew[2], over[2])):
+        for x, y in zip(ours, others, strict=True):
+            assert (x is None) == (y is None)
             assert x is None or torch.equal(x, y)

@@ -80,7 +80,9 @@ def arguments(name: str, randn: Randn) -> tuple[Any, ...]:
         return call
     if name == "causal_backward":
         return grad, [torch.ones_like(x) for x in state[:-1]], *call, library.OPERATORS["causal_forward"](*call)[1:]
-    return *one, *(x.clone() for x in in_order(state)), turns[:1], *RULE  # decode, decode_
+    rest = [torch.zeros_like(x) for x in state[:-1]]
+    keep = (True,) if name == "decode" else ()
+    return *one, *(x.clone() for x in in_order(state)), *rest, *keep, turns[:1], *RULE  # decode, decode_
 
 
 @pytest.mark.parametrize("name", library.SCHEMAS)
@@ -343,6 +345,6 @@ def test_writing_over_a_state_is_seen_by_autograd(randn: Randn):
     state = in_order(library.OPERATORS["summarize"](*tokens(randn)[1:], None, None, None, "elu"))
     one = [x[:, :1] for x in tokens(randn)]
     versions = [x._version for x in state]
-    library.decode_(*one, *state, None, None, *RULE)
+    library.decode_(*one, *state, None, *[None] * 4, None, *RULE)
     assert [x._version for x in state] == [version + 1 for version in versions]
     assert state[0].item() == LENGTH + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, lru_cache
 from importlib import import_module
 
@@ -120,8 +121,9 @@ def decode(
         in_place: Whether to write over the tensors of `state`, which saves the memory of a second one.
 
     Returns:
-        The answers, (B, 1, H, E) in the dtype of the query, and the state with the token in it: `state` itself if
-        `in_place`.
+        The answers, (B, 1, H, E) in the dtype of the query, and the state with the token in it, for the next call: in
+        the tensors of `state` if `in_place`. Its `rest` keeps what is rounded off the means, so that a long text is
+        answered as well as one call would; and off the covariance, if that of `state` did.
 
     Raises:
         ValueError: If the arguments do not fit.
@@ -151,7 +153,7 @@ def decode(
             "query: expected tokens and a state that need no gradient, got one that does; decode under "
             "torch.no_grad(), or call affinear.attention with initial_state=state"
         )
-    if in_place and not all(x is None or x.is_contiguous() for x in _tensors(state)):
+    if in_place and not all(x is None or x.is_contiguous() for x in (*_tensors(state), *_rest(state))):
         raise ValueError(
             "state: expected contiguous tensors to write to, got strided ones; "
             "pass state.map(torch.Tensor.contiguous), or in_place=False"
@@ -282,11 +284,33 @@ def _decode(
     scale: float,
     in_place: bool,
 ) -> tuple[Tensor, State]:
-    args = query, key, value, *_tensors(state), turns, rule.map, rule.gain, rule.released, scale
+    tokens, options = (query, key, value), (turns, rule.map, rule.gain, rule.released, scale)
     if in_place:
-        return library.decode_(*args), state
-    out, *new = library.decode(*args)
-    return out, _as_state(new, state.mechanism)
+        state = state if state.rest is not None or is_compiling() else replace(state, rest=_nothing(state))
+        return library.decode_(*tokens, *_tensors(state), *_rest(state), *options), state
+    keep = state.rest is not None or not is_compiling()  # a traced loop gives what it takes
+    out, *new = library.decode(*tokens, *_tensors(state), *_rest(state), keep, *options)
+    size = 4 if state.rotated_key_mean is None else 5
+    made = _as_state(new[:size], state.mechanism)
+    return out, replace(made, rest=_as_rest(new[size:], state)) if keep else made
+
+
+def _rest(state: State) -> tuple[Tensor | None, ...]:
+    """What was rounded off a state, in the order of `Rest`."""
+    return (*(state.rest or ()), None, None, None, None)[:4]
+
+
+def _nothing(state: State) -> tuple[Tensor | None, ...]:
+    """What was rounded off a state where nothing was: of the means, as a covariance's is as large as the state."""
+    rotated = () if state.rotated_key_mean is None else (torch.zeros_like(state.rotated_key_mean),)
+    return torch.zeros_like(state.key_mean), torch.zeros_like(state.value_mean), None, *rotated
+
+
+def _as_rest(kept: list[Tensor], state: State) -> tuple[Tensor | None, ...]:
+    """From a list as `library` has it, which has no place for a covariance's where there was none."""
+    key_mean, value_mean, *others = kept
+    covariance = None if state.rest is None or state.rest[2] is None else others.pop(0)
+    return key_mean, value_mean, covariance, *others
 
 
 def _check_token(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..tracing import is_compiling, stands_for_many
 from .rules import Rule
-from .statistics import Statistics
+from .statistics import Rest, Statistics
 
 Function = Callable[..., Any]
 
@@ -36,6 +36,8 @@ _SUMMARIZE = f"Tensor key, Tensor value, {_PLACES}, str map"
 _ATTEND = f"Tensor query, {_STATE}, Tensor? cu_seqlens, Tensor? turns, {_RULE}"
 _CAUSAL = f"{_TOKENS}, {_PLACES}, {_RULE}, {_STATE.replace('Tensor ', 'Tensor? ')}"
 _WRITTEN = "Tensor(a!) count, Tensor(b!) key_mean, Tensor(c!) value_mean, Tensor(d!) covariance, Tensor(e!)? rotated"
+_REST = "Tensor? key_rest, Tensor? value_rest, Tensor? covariance_rest, Tensor? rotated_rest"
+_REST_WRITTEN = "Tensor(f!)? key_rest, Tensor(g!)? value_rest, Tensor(h!)? covariance_rest, Tensor(i!)? rotated_rest"
 
 # A state in a list has the order of `Statistics`, but for the count, which comes last, and without what is None. So has
 # the gradient of a state around `causal_backward`; elsewhere it is a row for each sequence and head, see `_as_rows`.
@@ -51,8 +53,8 @@ SCHEMAS = {
     "causal": f"({_CAUSAL}) -> Tensor[]",  # answers, final state
     "causal_forward": f"({_CAUSAL}) -> Tensor[]",  # answers, final state, states before the segments
     "causal_backward": f"(Tensor grad, Tensor[] grad_final, {_CAUSAL}, Tensor[] kept) -> Tensor[]",
-    "decode": f"({_TOKENS}, {_STATE}, Tensor? turns, {_RULE}) -> Tensor[]",  # answers, next state
-    "decode_": f"({_TOKENS}, {_WRITTEN}, Tensor? turns, {_RULE}) -> Tensor",
+    "decode": f"({_TOKENS}, {_STATE}, {_REST}, bool keep, Tensor? turns, {_RULE}) -> Tensor[]",  # answers, state, rest
+    "decode_": f"({_TOKENS}, {_WRITTEN}, {_REST_WRITTEN}, Tensor? turns, {_RULE}) -> Tensor",
 }
 LIBRARY = torch.library.Library("affinear", "DEF")
 for _name, _schema in SCHEMAS.items():
@@ -293,21 +295,31 @@ def _causal_backward(
     return [*grads, *(() if initial is None else _given(initial[1:]))]
 
 
-@_implement("decode", lambda query, key, value, *state: [_answers(query, value), *_like(*_given(state[1:5]), state[0])])
+def _decoded(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> list[Tensor]:
+    count, *state, key_rest, value_rest, covariance_rest, rotated_rest, keep = rest[:10]
+    means = (state[0], state[1], None, state[3]) if keep else (None,) * 4
+    rests = (key_rest, value_rest, covariance_rest, rotated_rest)
+    kept = (mean if x is None else x for x, mean in zip(rests, means, strict=True))
+    return [_answers(query, value), *_like(*_given(state), count, *_given(tuple(kept)))]
+
+
+@_implement("decode", _decoded)
 def _decode(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> list[Tensor]:
-    state, (turns, *rule, scale) = rest[:5], rest[5:]
-    tokens = query, key, value
-    out, new = _kernels("decoding").decode(*tokens, _statistics(*state), _rule(*rule), scale, _dense(turns), False)
-    return [out, *_as_list(new)]
+    state, rounded, (keep, turns, *rule, scale) = rest[:5], rest[5:9], rest[9:]
+    tokens, off = (query, key, value), Rest(*map(_dense, rounded))
+    call = _statistics(*state), _rule(*rule), scale, _dense(turns), False
+    out, new, kept = _kernels("decoding").decode(*tokens, *call, off, keep)
+    return [out, *_as_list(new), *_given(kept)]
 
 
 @_implement("decode_", lambda query, key, value, *_: _answers(query, value))
 def _decode_in_place(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
-    state, (turns, *rule, scale) = rest[:5], rest[5:]
-    tokens, written = (query, key, value), _given(state)
+    state, rounded, (turns, *rule, scale) = rest[:5], rest[5:9], rest[9:]
+    tokens, written = (query, key, value), _given((*state, *rounded))
     if not written[0].is_inference():
         torch.autograd.graph.increment_version(written)
-    return _kernels("decoding").decode(*tokens, Statistics(*state), _rule(*rule), scale, _dense(turns), True)[0]
+    call = Statistics(*state), _rule(*rule), scale, _dense(turns), True
+    return _kernels("decoding").decode(*tokens, *call, Rest(*rounded))[0]
 
 
 # Gradients

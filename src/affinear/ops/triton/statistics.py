@@ -23,3 +23,19 @@ class Statistics(NamedTuple):
     value_mean: Tensor
     covariance: Tensor
     rotated_key_mean: Tensor | None
+
+
+class Rest(NamedTuple):
+    """What has been rounded off a state by those who took tokens into it, float32 and contiguous, None where unknown.
+
+    Attributes:
+        key_mean: (S, G, F).
+        value_mean: (S, G, E).
+        covariance: (S, G, F, E).
+        rotated_key_mean: (S, G, F).
+    """
+
+    key_mean: Tensor | None = None
+    value_mean: Tensor | None = None
+    covariance: Tensor | None = None
+    rotated_key_mean: Tensor | None = None
