@@ -29,7 +29,7 @@ def predict(
         list[str] | None, typer.Option("--set", help="Any option of the task's: field=value; may be given again.")
     ] = None,
     stream: Annotated[
-        bool, typer.Option("--stream", help="speech: print words as they come, in memory of one size.")
+        bool, typer.Option("--stream", help="speech, language: print words as they come, in memory of one size.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
@@ -81,7 +81,7 @@ def _follow(trained: Any, source: str, options: Any) -> None:
     print(f"{source}:", end="", flush=True)
     try:
         for word in words:
-            print(f" {word}", end="", flush=True)
+            print(f"{trained.task.between}{word}", end="", flush=True)
     finally:
         print()
 

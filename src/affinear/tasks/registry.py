@@ -17,6 +17,7 @@ MODULES: Mapping[str, str] = MappingProxyType(
         "detect": "affinear.tasks.detect",
         "distil": "affinear.tasks.distil",
         "generate": "affinear.tasks.generate",
+        "language": "affinear.tasks.language",
         "ranges": "affinear.tasks.ranges",
         "segment": "affinear.tasks.segment",
         "speech": "affinear.tasks.speech",

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .options import options
+from ..options import options
 from .sequences import Ranges, Rows, Split, Tokens, rows_of
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")

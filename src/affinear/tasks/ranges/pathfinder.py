@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .options import options
+from ..options import options
 from .sequences import Ranges, Rows, Split
 
 Floats = NDArray[np.float32]
