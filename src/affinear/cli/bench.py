@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from .common import FORMATS, check_output, keeper, require, stop, told
+from .plugins import Plugins, load_plugins
 
 
 def bench_ops(
@@ -32,6 +33,7 @@ def bench_ops(
     chart: Annotated[Path, typer.Option(help="Where to save the crossover chart: .png, .svg or .pdf.")] = Path(
         "affinear-crossover.png"
     ),
+    plugin: Plugins = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the files if they are there.")] = False,
 ) -> None:
     """Time the operator beside its rivals, check every result first, and say which bars are met.
@@ -47,6 +49,7 @@ def bench_ops(
     from affinear.bench.session import watch
 
     try:
+        load_plugins(plugin)
         plan = ops.prepare(shape or (), causal, mechanism, dtype, quick, only, seconds)
     except ValueError as error:
         stop(f"{error}.")
@@ -92,6 +95,7 @@ def bench_models(
     output: Annotated[Path, typer.Option(help="Where to save the report, every number of it: .json.")] = Path(
         "affinear-bench-models.json"
     ),
+    plugin: Plugins = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
 ) -> None:
     """Time networks beside softmax networks of about their size: images per second and memory.
@@ -108,6 +112,7 @@ def bench_models(
     from affinear.bench import models as networks
 
     try:
+        load_plugins(plugin)
         plan = networks.prepare(model or (), size or (), batch or (), dtype, compiled, only, quick, seconds)
     except ValueError as error:
         stop(f"{error}.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .common import INTERRUPTED, TRAINING, changes_of, listen, require, told_in_a_sentence
+from .plugins import Plugins, load_plugins
 
 if TYPE_CHECKING:
     from affinear.compare import Results
@@ -44,6 +45,7 @@ def compare(
         int | None,
         typer.Option(min=0, help="Networks trained at a time; one per core if not given, 0: in this process."),
     ] = None,
+    plugin: Plugins = None,
     quick: Annotated[bool, typer.Option("--quick", help="One seed, two epochs: whether it works.")] = False,
 ) -> None:
     """Train the same network once per attention and seed, and say which differences are real: the papers' experiment.
@@ -61,6 +63,7 @@ def compare(
     from affinear.train import spelling
 
     with told_in_a_sentence():
+        load_plugins(plugin)
         changes = {**changes_of(tasks.find(task), setting), **({"epochs": epochs} if epochs else {})}
         chosen = 1 if quick else comparisons.parse_seeds(seeds)
         where = output or Path("runs", "compare-quick" if quick else "compare")
@@ -69,7 +72,17 @@ def compare(
             changes = {"epochs": comparisons.QUICK_EPOCHS, **changes}
         made = spelling.parse_model_args(model_arg or [])
         plan = comparisons.prepare(
-            data, model, names, chosen, where, task=task, model_args=made, limit=limit, jobs=jobs, **changes
+            data,
+            model,
+            names,
+            chosen,
+            where,
+            task=task,
+            model_args=made,
+            limit=limit,
+            jobs=jobs,
+            plugins=plugin or (),
+            **changes,
         )
         listen()
         results = comparisons.run(plan, screens.for_people())

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from .common import TRAINING, changes_of, is_first, listen, require, told_in_a_sentence
+from .plugins import Plugins, load_plugins
 
 
 def distil(
@@ -20,6 +21,7 @@ def distil(
     model: Annotated[str | None, typer.Option(help="The network, for weights that do not tell.")] = None,
     layer_epochs: Annotated[int, typer.Option(help="Passes in which each layer learns by itself.")] = 5,
     epochs: Annotated[int, typer.Option(help="Passes in which the whole network learns.")] = 25,
+    plugin: Plugins = None,
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="Any field of recipe or task: field=value; may be given again.")
     ] = None,
@@ -35,6 +37,7 @@ def distil(
     from affinear.train.checkpoint import BEST, LAST
 
     with told_in_a_sentence():
+        load_plugins(plugin)
         task = tasks.find("distil")
         trained = tasks.load_trained(teacher, model)
         given: dict[str, Any] = changes_of(task, setting, image_size=None)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .common import TRAINING, changes_of, is_first, require, told_in_a_sentence
+from .plugins import Plugins, load_plugins
 
 if TYPE_CHECKING:
     from affinear.train import Score, Task
@@ -27,6 +28,7 @@ def evaluate(
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="Any setting of the task: field=value; may be given again.")
     ] = None,
+    plugin: Plugins = None,
     held_out: Annotated[
         bool, typer.Option("--held-out", help="Of class folders, only what `affinear train` holds out.")
     ] = False,
@@ -44,6 +46,7 @@ def evaluate(
     from affinear import tasks
 
     with told_in_a_sentence():
+        load_plugins(plugin)
         # Settings are spelled as their task says, so the weights are asked first which one it is.
         trained = tasks.load_trained(source, model, task=task)
         changes = changes_of(trained.task, setting, image_size=image_size)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from .common import TRAINING, check_output, keeper, parse_sides, require, stop, told
+from .plugins import Plugins, load_plugins
 
 
 def export(
@@ -26,6 +27,7 @@ def export(
     fixed_size: Annotated[bool, typer.Option("--fixed-size", help="For images of that size only.")] = False,
     opset: Annotated[int, typer.Option(min=18, help="Version of ONNX's operators.")] = 20,
     num_classes: Annotated[int | None, typer.Option(min=1, help="Classes, without --weights.")] = None,
+    plugin: Plugins = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
 ) -> None:
     """Save a network as ONNX, for any batch and, if it has no windows, any size, once onnxruntime agrees with torch.
@@ -42,6 +44,7 @@ def export(
     from affinear.tasks.networks import open_network
 
     try:
+        load_plugins(plugin)
         model: Any = open_network(name, weights, num_classes=num_classes).network
         height, width = parse_sides(image_size) or model.pretrained_cfg["input_size"][1:]
         with Console(stderr=True).status("") as status:

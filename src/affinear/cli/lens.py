@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .common import FORMATS, TRAINING, check_output, keeper, listen, require, stop, told
+from .plugins import Plugins, load_plugins
 
 if TYPE_CHECKING:
     from affinear.lens.microscope import Network
@@ -24,6 +25,7 @@ def lens_microscope(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 0,
     model: Annotated[str | None, typer.Option(help="A network to look into, such as mavit_tiny.")] = None,
     weights: Annotated[Path | None, typer.Option("--weights", "--checkpoint", help=WEIGHTS)] = None,
+    plugin: Plugins = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address, open nothing.")] = False,
 ) -> None:
     """Open the microscope, a page that shows what a patch of an image attends to; or draw figures or write a report."""
@@ -37,6 +39,7 @@ def lens_microscope(
 
     listen()
     try:
+        load_plugins(plugin)
         serve(host, port, _looked_into(model, weights) if asked else None, open_browser=not no_browser)
     except (ValueError, TypeError) as error:
         stop(f"{str(error).rstrip('.')}.")
@@ -106,6 +109,7 @@ def lens_report(
     weights: Annotated[Path | None, typer.Option("--weights", "--checkpoint", help=WEIGHTS)] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many images.")] = 16,
     rows: Annotated[int, typer.Option(min=1, help="At most so many queries of each image and layer.")] = 256,
+    plugin: Plugins = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
 ) -> None:
     """Show a network some images and report what each attention layer and head did: one HTML file.
@@ -123,6 +127,7 @@ def lens_report(
     from affinear.tasks.networks import open_network
 
     try:
+        load_plugins(plugin)
         opened = open_network(model, weights)
         network = opened.network
         images = batch_of_images(data, network, limit)

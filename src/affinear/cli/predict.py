@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from .common import TRAINING, listen, require, stop, told_in_a_sentence
+from .plugins import Plugins, load_plugins
 
 
 def predict(
@@ -31,6 +32,7 @@ def predict(
     stream: Annotated[
         bool, typer.Option("--stream", help="speech, language: print words as they come, in memory of one size.")
     ] = False,
+    plugin: Plugins = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
 ) -> None:
@@ -49,6 +51,7 @@ def predict(
     found: list[Any] = []
     failed = False
     with told_in_a_sentence():
+        load_plugins(plugin)
         trained = tasks.load_trained(weights, model, task=task)
         trained.network.to(device())
         given = [*(setting or []), *([] if top is None else [f"top={top}"])]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .common import TRAINING, changes_of, is_first, listen, require, told_in_a_sentence
+from .plugins import Plugins, load_plugins
 
 if TYPE_CHECKING:
     from affinear.train import Result, Run, Task
@@ -49,6 +50,7 @@ def train(
         list[str] | None, typer.Option(help="name=value for the network's making; may be given again.")
     ] = None,
     weights: Annotated[Path | None, typer.Option(help="Weights to begin with, .safetensors or released.")] = None,
+    plugin: Plugins = None,
     resume: Annotated[
         bool, typer.Option("--resume/--no-resume", help="Continue a run in the folder; or refuse to if there is one.")
     ] = True,
@@ -77,6 +79,7 @@ def train(
         "context_parallel": context_parallel,
     }
     with told_in_a_sentence():
+        load_plugins(plugin)
         chosen = tasks.find(task)
         changes = changes_of(chosen, setting, image_size=image_size)
         changes |= {name: value for name, value in plain.items() if value is not None}

@@ -48,6 +48,7 @@ class Cell:
         limit: At most so many samples of each half; None for all.
         folder: For all that the cell writes.
         threads: Of the processor, for this cell alone; 0 leaves them as they are.
+        plugins: What a process of its own has to run first, as `affinear.plugins` takes it.
     """
 
     variant: str
@@ -58,6 +59,7 @@ class Cell:
     limit: int | None
     folder: Path
     threads: int = 0
+    plugins: tuple[str, ...] = ()
 
     @property
     def seed(self) -> int:

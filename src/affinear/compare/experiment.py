@@ -16,6 +16,7 @@ from affinear.bench import machine
 from affinear.lens.files import place
 from affinear.models import making
 
+from ..plugins import load
 from ..tasks import find
 from ..tasks.classify.trial import CIFAR, MICRO
 from ..train.before import upgraded
@@ -57,6 +58,7 @@ class Comparison:
         limit: At most so many samples of each half; None for all.
         jobs: Cells at a time, each in a process of its own; 0 works on them here, one after the other.
         threads: Of each process; 0 leaves them as they are.
+        plugins: What each process runs first, as `affinear.plugins` takes it.
     """
 
     model: str
@@ -70,6 +72,7 @@ class Comparison:
     limit: int | None = None
     jobs: int = 0
     threads: int = 0
+    plugins: tuple[str, ...] = ()
 
     @property
     def task(self) -> Task[Any, Any]:
@@ -107,6 +110,7 @@ class Comparison:
             limit=self.limit,
             folder=self.output / CELLS / f"{name}-seed{seed}",
             threads=self.threads,
+            plugins=self.plugins,
         )
 
     def about(self) -> dict[str, Any]:
@@ -151,6 +155,7 @@ def prepare(
     model_args: Mapping[str, Any] | None = None,
     limit: int | None = None,
     jobs: int | None = None,
+    plugins: Sequence[str] = (),
     **changes: Any,
 ) -> Comparison:
     """Settle everything about a comparison before anything is computed or written.
@@ -168,6 +173,8 @@ def prepare(
         limit: At most so many samples of each half.
         jobs: Cells at a time; as many as there are cores, four at most, or one on a GPU, if None. 0 works in this
             process, where mechanisms that you registered are known.
+        plugins: Files of Python, or entry points, that register what you made yourself; they are run here and in every
+            process.
         changes: Fields of the recipe or of the task's settings, such as `epochs`.
 
     Raises:
@@ -179,6 +186,7 @@ def prepare(
         >>> [cell.title for cell in plan.cells][:3]
         ['softmax, seed 0', 'mala+rotary, seed 0', 'softmax, seed 1']
     """
+    load(plugins)
     chosen = find(task) if isinstance(task, str) else task
     check_values(changes, Recipe, chosen.settings)
     if limit is not None and limit < 1:
@@ -198,6 +206,7 @@ def prepare(
         output=Path(output),
         model_args=dict(model_args or {}),
         limit=limit,
+        plugins=tuple(plugins),
     )
     _check_arguments(plan)
     jobs = _jobs(len(plan.cells)) if jobs is None else jobs

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from ..plugins import load
 from ..train.faults import Interrupted
 from ..train.records import Record
 from .cells import Cell, Outcome, run_cell
@@ -146,6 +147,7 @@ def work(cell: Cell, pipe: Connection, method: str | None = None) -> None:
     if cell.threads:
         torch.set_num_threads(cell.threads)
     try:
+        load(cell.plugins)
         pipe.send(run_cell(cell, pipe.send))
     except (Interrupted, KeyboardInterrupt):
         sys.exit(130)

@@ -311,6 +311,7 @@ def find(mechanism: str | Mechanism) -> Mechanism:
     if not isinstance(mechanism, str) or mechanism not in _registry:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(
             f"mechanism: expected one of {', '.join(_registry)}, or a Mechanism, got {mechanism!r}; "
-            f"{near_miss(mechanism, _registry)}affinear.register adds one of your own"
+            f"{near_miss(mechanism, _registry)}affinear.register adds one of your own, and --plugin does on the "
+            "command line"
         )
     return _registry[mechanism]

@@ -224,6 +224,7 @@ def variant(name: str) -> Variant:
     if name not in mechanisms():
         raise ValueError(
             f"mechanism: expected one of {', '.join((*mechanisms(), *MADE))}, with {ROTARY} or without, got {name!r}; "
-            f"{near_miss(name, (*mechanisms(), *MADE))}affinear.register adds one of your own"
+            f"{near_miss(name, (*mechanisms(), *MADE))}affinear.register adds one of your own, and --plugin does "
+            "on the command line"
         )
     return Variant(name, _ABOUT.get(name, find(name).paper), Parts(name))
