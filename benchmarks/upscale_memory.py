@@ -65,12 +65,13 @@ def kept(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 def operator(who: str, side: int, device: torch.device, dtype: torch.dtype) -> Callable[[], None]:
     """A call of the operator and its gradients."""
-    tokens = [torch.randn(1, side * side, HEADS, WIDTH, device=device, dtype=dtype) for _ in range(3)]
-    tokens = [x.requires_grad_() for x in tokens]
-    grad = torch.randn_like(tokens[0])
+    size = (1, side * side, HEADS, WIDTH)
+    tokens = [torch.randn(size, device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
+    grad = torch.randn(size, device=device, dtype=dtype)
 
     def step() -> None:
-        out = kept(*tokens) if who == KEPT else ops.attention(*tokens, "softmax" if who == SDPA else who)
+        query, key, value = tokens
+        out = kept(query, key, value) if who == KEPT else ops.attention(query, key, value, _mechanism(who))
         out.backward(grad)
         for x in tokens:
             x.grad = None

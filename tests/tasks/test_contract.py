@@ -216,6 +216,24 @@ def test_it_answers_what_it_can_and_says_what_it_cannot(tiny: Tiny, whole: Resul
         assert json.dumps(dict(answer.content))
 
 
+def test_the_command_line_writes_what_it_answers_and_nothing_twice(tiny: Tiny, whole: Result, tmp_path: Path):
+    (tmp_path / "asked").mkdir()
+    good, bad = tiny.made.sources(tmp_path / "asked")
+    command = ["predict", *good, "--weights", str(whole.weights), "--output", str(tmp_path / "drawn")]
+    for _ in range(2):  # the same again leaves what is there
+        answered = CliRunner().invoke(build_app(), command)
+        assert answered.exit_code == 0, answered.output
+        assert all(Path(source).name in answered.stdout or source in answered.stdout for source in good)
+        written = {path.name: path.read_bytes() for path in (tmp_path / "drawn").glob("*")}
+        trained = tasks.load_trained(whole.weights)
+        answers = tiny.task.predict(trained, good, tiny.task.options())
+        assert written == {name: content for answer in answers for name, content in answer.files.items()}
+    if bad:
+        refused = CliRunner().invoke(build_app(), [*command[:1], bad[0], *command[-4:]])
+        assert refused.exit_code == 1
+        assert "Traceback" not in refused.output
+
+
 class Page(HTMLParser):
     """A page, checked to be closed and to load nothing."""
 

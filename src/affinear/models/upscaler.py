@@ -255,8 +255,8 @@ class Upscaler(nn.Module):
         return F.pad(images, (0, right, 0, below), mode=mode)
 
     def begin(self, images: Tensor) -> Tensor:
-        """The first map (B, C, H, W)."""
-        return self.conv_first(images - self.mean)
+        """The first map (B, C, H, W). From here on channels are last in memory: norms and products want them so."""
+        return self.conv_first((images - self.mean).contiguous(memory_format=torch.channels_last))
 
     def finish(self, x: Tensor) -> Tensor:
         """Images of a last map (B, C, H, W), never in less than float32: half a level of grey would be lost."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from io import BytesIO
+import re
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from affinear.tasks.upscale.looking import Look, enlarged, fitting
 from affinear.tasks.upscale.opening import open_album, open_to_judge
 from affinear.tasks.upscale.samples import AROUND, Crops, crop, cut_to, paired, shrunk
 from affinear.tasks.upscale.settings import Enlarging, Upscaling
+from affinear.tasks.upscale.telling import Telling
 from affinear.train import Recipe
 from affinear.train.task import Answer, Job, Trained
 
@@ -71,6 +73,7 @@ def test_crops_are_mirrored_and_turned_in_all_eight_ways():
 
 def test_sets_are_found_however_they_are_laid_out(tmp_path: Path):
     write(tmp_path, "train/a.png", "train/deep/b.jpg", "Set5/c.png", "Set14/HR/d.png", "Set14/LR_bicubic/X2/d.png")
+    write(tmp_path, "Set5/LRx2/c.png", size=(20, 25))
     write(tmp_path, "Urban100/image_SRF_2/e_SRF_2_HR.png", "Urban100/image_SRF_2/e_SRF_2_LR.png", "DIV2K_LR/f.png")
     album = open_album(str(tmp_path), 2)
     assert (album.sizes, album.sets) == ((2, 3), ("Set14", "Set5", "Urban100"))
@@ -217,6 +220,33 @@ def test_what_would_be_too_large_is_told_before_it_is_made(
     write(tmp_path, "photo.png")
     monkeypatch.setattr("affinear.tasks.upscale.photos.MOST_MADE", 10_000)
     assert "it would become 150 x 120 pixels" in (asked(trained, tmp_path / "photo.png").error or "")
+
+
+def test_a_long_wait_is_told_and_a_short_one_is_not(monkeypatch: pytest.MonkeyPatch):
+    now = 0.0
+    monkeypatch.setattr("affinear.tasks.upscale.telling.time.monotonic", lambda: now)
+    lines = StringIO()
+    telling = Telling("photo.jpg", lines)
+    telling(0.1)
+    assert lines.getvalue() == ""
+    for now in (2.0, 3.0, 13.0):  # what the clock says
+        telling(now / 20)
+    telling.end()
+    assert lines.getvalue().splitlines() == ["photo.jpg: 10%, 18 s left", "photo.jpg: 65%, 7 s left"]
+
+
+# --- the report
+
+
+def test_the_report_shows_before_and_after_under_a_line_that_can_be_drawn(trained: Trained[Any, Any], tmp_path: Path):
+    write(tmp_path, "train/a.png", *(f"Set5/{i}.png" for i in range(5)))
+    album = open_album(str(tmp_path), 3)
+    (section,) = TASK.work(trained.job, album, torch.device("cpu")).report(trained.network)
+    assert section.html.count('class="slider"') == 3
+    assert "resize: horizontal" in section.html
+    for told in ("gained least", "in between", "gained most"):
+        assert told in section.html
+    assert not re.search(r"https?://|<script", section.html)
 
 
 # --- weights of others

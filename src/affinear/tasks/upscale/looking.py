@@ -66,9 +66,19 @@ def enlarged(network: nn.Module, images: Tensor, look: Look, told: Told | None =
     elif look.kind == "strips":
         inner = cast("nn.Module", getattr(network, "module", network))
         assert isinstance(inner, Upscaler)
-        yield from enlarge(inner, images, rows=look.strip, told=told)
+        yield from enlarge(inner, images, rows=look.strip, keep=_room_for_maps(inner, images), told=told)
     else:
         yield from _tiled(network, images, look, told or (lambda share: None))
+
+
+def _room_for_maps(network: Upscaler, images: Tensor) -> torch.device:
+    """Where the maps between strips are kept: in main memory if they would fill half of what a GPU has left."""
+    if images.device.type != "cuda":
+        return images.device
+    width = network.conv_first.out_channels
+    maps = 2 * 4 * width * images.shape[0] * images.shape[2] * images.shape[3]
+    left = torch.cuda.mem_get_info(images.device)[0]
+    return torch.device("cpu") if 2 * maps > left else images.device
 
 
 def _tiled(network: nn.Module, images: Tensor, look: Look, told: Told) -> Iterator[Tensor]:

@@ -162,7 +162,10 @@ def _photos_in(folder: Path, scale: int, deep: bool = True) -> list[str]:
 
 
 def _images(folder: Path) -> list[str]:
-    return sorted((found.path for found in image_files(folder)), key=_natural)
+    """All images under a folder, sorted, but for those in folders of small ones."""
+    paths = (found.path for found in image_files(folder))
+    large = (path for path in paths if not any(map(SMALL.search, Path(path).relative_to(folder).parts[:-1])))
+    return sorted(large, key=_natural)
 
 
 def _natural(name: str) -> tuple[list[tuple[int, str]], str]:

@@ -26,7 +26,7 @@ STYLE = f"""<style>
 .slider {{ position: relative; width: {WIDTH}px; max-width: 100%; aspect-ratio: 1; overflow: hidden; }}
 .slider img {{ width: {WIDTH}px; height: {WIDTH}px; max-width: none; image-rendering: pixelated; display: block; }}
 .slider > div {{ position: absolute; top: 0; left: 0; width: 50%; height: 100%; min-width: 16px; max-width: 100%;
-  overflow: hidden; resize: horizontal; border-right: 2px solid var(--mark); }}
+  overflow: hidden; resize: horizontal; border-right: 3px solid var(--mark); }}
 .slider > div::-webkit-resizer {{ background: var(--mark); }}
 </style>"""
 

@@ -71,7 +71,8 @@ class UpscaleWork(Work[Album, Upscaling]):
     def score(self, network: nn.Module, batches: Iterable[Any], accelerator: Accelerator) -> Score:
         """PSNR and SSIM of every photo, and bicubic's PSNR beside them."""
         sums = torch.zeros(len(self.data.sets), NUMBERS, dtype=torch.float64, device=accelerator.device)
-        with torch.no_grad(), accelerator.autocast():
+        # Photos have many sizes: to try kernels for each would take longer than they do.
+        with torch.no_grad(), accelerator.autocast(), torch.backends.cudnn.flags(enabled=True, benchmark=False):
             for batch in batches:
                 for large, number in zip(*cast(Whole, batch), strict=True):
                     if int(number) >= 0:
