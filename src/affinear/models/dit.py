@@ -178,7 +178,8 @@ class DiT(nn.Module):
         """
         rows, columns = self._grid(x)
         x = self.patch_embed(x).flatten(2).transpose(1, 2)
-        x = x + sines(rows, columns, self.embed_dim, x.device).to(x.dtype)
+        # In the weights' dtype, so that under autocast tokens are summed up in float32 from block to block.
+        x = x + sines(rows, columns, self.embed_dim, x.device).to(self.patch_embed.weight.dtype)
         told = F.silu(self.times(times) + self.labels(labels))
         tables = None
         if self.rotary is not None:

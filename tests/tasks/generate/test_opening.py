@@ -46,6 +46,7 @@ def test_latents_open_with_and_without_a_test_half(tmp_path: Path, kind: str):
         (latents(latents=np.zeros((5, 4, 8))), r"expected latents \(N, C, H, W\) of floats, got shape \(5, 4, 8\)"),
         (latents(latents=np.zeros((5, 4, 8, 8), np.int64)), "of floats, got shape .* of int64"),
         (latents(labels=np.arange(4)), r"expected a class for each latent, .* shape \(5,\), got shape \(4,\)"),
+        (latents(labels=np.arange(5) * 10**15), "expected classes below 131,072, got 4000000000000000"),
         (latents(labels=-np.arange(5)), "whole numbers from 0 on"),
         (latents(latents=np.full((5, 4, 8, 8), np.nan)), "expected finite latents, but number 0 holds one that is not"),
         ({"pixels": np.zeros(3)}, "expected arrays called latents and labels, got pixels"),

@@ -17,6 +17,7 @@ from ..classify.images import Images, Source
 from ..classify.opening import open_data
 from ..classify.trial import first_of
 
+MOST_CLASSES = 2**17
 LATENTS = ("train.safetensors", "train.npz")
 
 
@@ -150,6 +151,8 @@ def _half(path: Path, name: str) -> LatentSource:
             f"{path}: expected a class for each latent, whole numbers from 0 on, shape ({len(latents)},), got shape "
             f"{labels.shape} of {labels.dtype}"
         )
+    if int(labels.max()) >= MOST_CLASSES:
+        raise ValueError(f"{path}: expected classes below {MOST_CLASSES:,}, got {int(labels.max())}")
     if not np.isfinite(latents).all():
         number = int(np.flatnonzero(~np.isfinite(latents).all(axis=(1, 2, 3)))[0])
         raise ValueError(f"{path}: expected finite latents, but number {number} holds one that is not")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from functools import cached_property
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -75,11 +75,10 @@ class Diffusion(Process):
 
     learns_variance = True
 
-    @cached_property
+    @property
     def kept(self) -> Tensor:
         """The share of the image's variance that is left after each step, (1000,), float64."""
-        betas = torch.linspace(FIRST_BETA, LAST_BETA, STEPS, dtype=torch.float64)
-        return (1 - betas).cumprod(0)
+        return _kept_on(torch.device("cpu"))
 
     def times(self, count: int, device: torch.device) -> Tensor:
         """Whole numbers from 0 to 999."""
@@ -136,7 +135,7 @@ class Diffusion(Process):
 
     def _exact(self, times: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
         """What is kept at both times in float64, since steps are differences of what is nearly one."""
-        kept = self.kept.to(times.device)
+        kept = _kept_on(times.device)
         one = torch.ones((), dtype=kept.dtype, device=kept.device)
         now, then = (torch.where(at < 0, one, kept[at.clamp(min=0)]) for at in (times, before))
         return now, then
@@ -157,6 +156,13 @@ class Diffusion(Process):
         second, first = self.kept[1].item(), self.kept[0].item()
         lowest = torch.where(before < 0, (1 - second / first) * (1 - first) / (1 - second), lowest)
         return _over(lowest.log(), like).to(like.dtype), _over(highest.log(), like).to(like.dtype)
+
+
+@cache
+def _kept_on(device: torch.device) -> Tensor:
+    """The same on a device, where it stays: to bring it there at every step would keep a GPU waiting."""
+    betas = torch.linspace(FIRST_BETA, LAST_BETA, STEPS, dtype=torch.float64, device="cpu")
+    return (1 - betas).cumprod(0).to(device)
 
 
 def process_of(name: str) -> Process:

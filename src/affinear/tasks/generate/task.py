@@ -15,7 +15,7 @@ from ...models.dit import SIZES, DiT
 from ...train.task import Answer, Job, Measure, Setup, Task, Trained, unknown_recipe
 from ...train.weights import fill
 from .drawing import between, grid, picture, png_file, seen
-from .opening import Pictures, limited, open_pictures
+from .opening import MOST_CLASSES, Pictures, limited, open_pictures
 from .process import process_of
 from .recipes import DIT, RECIPES, SMALL
 from .samples import noise_of
@@ -24,7 +24,8 @@ from .settings import Drawing, Generation
 from .work import CALM, GenerateWork, judged_by
 
 SMALLEST_SIZE = (32, 32)  # of pictures that come in many sizes
-LARGEST, MOST_AT_ONCE, MOST_CLASSES, MOST_CHANNELS = 2**13, 2**16, 2**17, 2**10  # that a file of weights may ask for
+LARGEST, MOST_AT_ONCE, MOST_CHANNELS = 2**13, 2**16, 2**10  # that a file of weights may ask for
+MOST_MADE = 2**20
 ANY = "any"
 NAMED = 8  # classes that an error names
 # What stands around the mechanism in every arm of a comparison: MALA's own parts, so that the arms differ in the
@@ -104,6 +105,8 @@ class Generate(Task[Pictures, Generation]):
         settings = job.settings
         if settings.image_size is None or max(settings.image_size) > LARGEST:
             raise ValueError(f"image_size: expected sides of at most {LARGEST}, got {settings.image_size}")
+        if settings.made > MOST_MADE:
+            raise ValueError(f"made: expected at most {MOST_MADE:,} images, got {settings.made}")
         if max(settings.judge_batch, job.recipe.batch_size) > MOST_AT_ONCE:
             raise ValueError(f"settings: expected batches of at most {MOST_AT_ONCE}, got {settings.judge_batch}")
 
