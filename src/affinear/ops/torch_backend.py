@@ -32,7 +32,7 @@ def attention(
             query, key, value, mechanism=mechanism, scale=scale, causal=causal, key_mask=key_mask,
             cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, rotary=rotary,
         ), None  # fmt: skip
-    if causal:
+    if causal and query.shape[1] != 1:  # one token sees itself and what came before, either way, and merging is quicker
         out, state = _causal(query, key, value, mechanism, scale, key_mask, cu_seqlens_k, rotary, initial_state)
         return out, state if return_state else None
     state = summarize(key, value, mechanism=mechanism, key_mask=key_mask, cu_seqlens=cu_seqlens_k, rotary=rotary)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from affinear.models.language import AffinearCache, AffinearForCausalLM, read, stream
+from affinear.models.language import AffinearCache, AffinearForCausalLM, Stepper, read, stream
 from affinear.models.language.streaming import stream_tokens
 
 from .conftest import VOCABULARY, made
@@ -99,6 +99,31 @@ def test_the_file_of_a_long_text_is_no_larger(tmp_path: Path):
         read(model, torch.randint(VOCABULARY, (1, length)), cache, piece=300)
         sizes.add(cache.save(tmp_path / f"{length}.safetensors", model).stat().st_size)
     assert max(sizes) - min(sizes) < 16  # the header says how many tokens
+
+
+@pytest.mark.parametrize("changes", [{}, {"mechanism": "nala", "conv_size": 3, "rope_theta": None}], ids=["", "parts"])
+def test_steps_in_place_are_steps(changes: dict[str, Any]):
+    model, tokens = made(**changes).double(), torch.randint(1, VOCABULARY, (3, 12))
+    whole = model(tokens, use_cache=False).logits
+    cache = AffinearCache(model.config)
+    logits = read(model, tokens[:, :7], cache)
+    step = Stepper(model, cache)
+    kept = [layer.memory.state.covariance for layer in step.layers]  # pyright: ignore[reportOptionalMemberAccess]
+    for i in range(7, 12):
+        torch.testing.assert_close(logits, whole[:, i - 1], rtol=1e-9, atol=1e-9)
+        logits = step(tokens[:, i]).clone()
+    torch.testing.assert_close(logits, whole[:, -1], rtol=1e-9, atol=1e-9)
+    assert all(a is b.memory.state.covariance for a, b in zip(kept, step.layers, strict=True))  # pyright: ignore
+    torch.testing.assert_close(
+        read(model, tokens[:, :1], cache), model(torch.cat((tokens, tokens[:, :1]), 1)).logits[:, -1]
+    )
+
+
+def test_steps_in_place_need_a_state():
+    with pytest.raises(ValueError, match="model: expected linear layers alone, got softmax"):
+        Stepper(made(softmax_every=2), AffinearCache(made().config))
+    with pytest.raises(ValueError, match="cache: expected one that has seen a prompt"):
+        Stepper(made(), AffinearCache(made().config))
 
 
 def other(model: AffinearForCausalLM) -> AffinearForCausalLM:

@@ -8,6 +8,7 @@ from .config import AffinearConfig
 from .loss import chunked_cross_entropy
 from .model import AffinearModel
 from .presets import preset, presets
+from .stepper import Stepper
 from .streaming import read, stream
 
 AutoConfig.register(AffinearConfig.model_type, AffinearConfig, exist_ok=True)
@@ -19,6 +20,7 @@ __all__ = [
     "AffinearConfig",
     "AffinearForCausalLM",
     "AffinearModel",
+    "Stepper",
     "chunked_cross_entropy",
     "preset",
     "presets",

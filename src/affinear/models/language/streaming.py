@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .cache import AffinearCache
 from .causal_lm import AffinearForCausalLM
+from .stepper import Stepper, why_not
 from .tokens import check_length, check_tokenizer
 
 PIECE = 4096  # tokens of a prompt that are read together
@@ -81,14 +82,15 @@ def stream_tokens(
     ends = _ends(model)
     with torch.no_grad():
         logits = read(model, input_ids, cache)
-        step = 0
-        while max_new_tokens is None or step < max_new_tokens:
+        step = Stepper(model, cache) if model.device.type == "cuda" and why_not(model) is None else None
+        said = 0
+        while max_new_tokens is None or said < max_new_tokens:
             token = _chosen(logits, temperature, top_k, generator)
             yield token
-            step += 1
-            if int(token) in ends or step == max_new_tokens:
+            said += 1
+            if int(token) in ends or said == max_new_tokens:
                 return
-            logits = read(model, token[None], cache)
+            logits = read(model, token[None], cache) if step is None else step(token)
 
 
 @torch.no_grad()

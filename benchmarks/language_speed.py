@@ -1,0 +1,296 @@
+"""Language models beside Llama: time and memory of a token, tokens trained per second, memory of long training.
+
+    PYTHONPATH=src python benchmarks/language_speed.py --out language.json --minutes 20
+    PYTHONPATH=src python benchmarks/language_speed.py --out probe.json --probe  # tiny, a minute, without a GPU too
+
+Every cell is timed by itself, in bfloat16, with random weights of the 340M shape, and added to --out as it comes; the
+same command goes on with the cells that are missing. No cell begins after --minutes. What does not fit is a row that
+says so. Rivals: LlamaForCausalLM of the same shape with SDPA, with its growing and its static cache; fla's
+linear-attention model where it can be imported (PYTHONPATH).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as hf
+from torch import Tensor
+
+from affinear.bench.machine import describe
+from affinear.bench.timing import time_calls
+from affinear.models.language import AffinearCache, AffinearForCausalLM, Stepper, chunked_cross_entropy, preset
+from affinear.models.language.cache import Past, StateLayer
+from affinear.ops import State
+from affinear.ops.mechanisms import find
+
+DTYPE = torch.bfloat16
+STEP_TOKENS = 32768  # of a training step, whatever the length
+ROOM = 0.92  # of the GPU's memory that a cache may be expected to take
+PROBE: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 512,
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One thing to measure.
+
+    Attributes:
+        kind: "decode", "train" or "memory".
+        who: The model.
+        batch: Sequences.
+        length: Tokens before the one that is decoded, or of a sequence to train on.
+    """
+
+    kind: str
+    who: str
+    batch: int
+    length: int
+
+
+def cells(probe: bool) -> Iterator[Cell]:
+    """Everything that is measured, what the bars ask for first."""
+    lengths = (64, 256) if probe else (1024, 4096, 16384, 131072)
+    for batch in (1, 2) if probe else (64, 1):
+        for length in lengths:
+            for who in ("mala", "mala graph", "llama", "llama static"):
+                yield Cell("decode", who, batch, length)
+    for length in (64, 128) if probe else (16384, 2048):
+        for who in ("mala", "nala", "llama", "llama chunked", "fla"):
+            yield Cell("train", who, (256 if probe else STEP_TOKENS) // length, length)
+    for length in (128, 256) if probe else (32768, 65536, 131072):
+        for who in ("mala", "llama chunked"):
+            yield Cell("memory", who, 1, length)
+    for length in () if probe else (16384, 2048):  # minutes of compiling each: last
+        for who in ("mala compiled", "llama compiled"):
+            yield Cell("train", who, STEP_TOKENS // length, length)
+
+
+class Bench:
+    """Models of one shape on one device.
+
+    Args:
+        device: Where.
+        probe: Whether to take a tiny shape.
+        seconds: About how long to time a cell.
+    """
+
+    def __init__(self, device: torch.device, probe: bool, seconds: float) -> None:
+        self.device, self.seconds = device, seconds
+        self.shape = PROBE if probe else {}
+
+    def ours(self, mechanism: str) -> AffinearForCausalLM:
+        """Our model."""
+        config = preset("nala_340m", **{**self.shape, "mechanism": mechanism})
+        return AffinearForCausalLM(config).to(self.device, DTYPE)  # pyright: ignore
+
+    def llama(self) -> Any:
+        """Llama of the same shape."""
+        ours = preset("nala_340m", **self.shape)
+        names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+        sizes: dict[str, Any] = {name: getattr(ours, name) for name in names}
+        config = hf.LlamaConfig(**sizes, tie_word_embeddings=True, max_position_embeddings=2**18)
+        return hf.LlamaForCausalLM._from_config(config, attn_implementation="sdpa").to(self.device, DTYPE)  # pyright: ignore
+
+    def fla(self) -> Any:
+        """Linear attention of fla, of the same shape; ImportError where there is none."""
+        from fla.models import LinearAttentionConfig, LinearAttentionForCausalLM  # pyright: ignore
+
+        ours = preset("nala_340m", **self.shape)
+        config = LinearAttentionConfig(
+            hidden_size=ours.hidden_size, intermediate_size=ours.intermediate_size, vocab_size=ours.vocab_size,
+            num_hidden_layers=ours.num_hidden_layers, num_heads=ours.num_attention_heads, feature_map="elu",
+            tie_word_embeddings=True, attn_mode="chunk",
+        )  # fmt: skip
+        return LinearAttentionForCausalLM(config).to(self.device, DTYPE)
+
+    def measure(self, cell: Cell) -> dict[str, Any]:
+        """What a cell came to."""
+        return {"decode": self.decode, "train": self.train, "memory": self.memory}[cell.kind](cell)
+
+    @torch.inference_mode()
+    def decode(self, cell: Cell) -> dict[str, Any]:
+        """Milliseconds per token of every sequence, and bytes held, with a context of so many tokens behind."""
+        if cell.who.startswith("llama"):
+            self._check_room(cell)
+        model = (self.llama() if cell.who.startswith("llama") else self.ours("mala")).eval()
+        token = torch.zeros(cell.batch, 1, dtype=torch.long, device=self.device)
+        if cell.who.startswith("llama"):
+            step = self._llama_step(model, token, cell)
+        else:
+            cache = filled(model, cell.batch, cell.length)
+            step = partial(model, token, past_key_values=cache, logits_to_keep=1)
+            if cell.who.endswith("graph"):
+                step = partial(Stepper(model, cache), token[:, 0])
+        step()  # the first compiles, and fills what is filled lazily
+        self._forget_peak()
+        times = time_calls([step], self.device, self.seconds)
+        return {"ms": times.median, "spread": [times.lower, times.upper], "samples": times.samples, **self._held()}
+
+    def _llama_step(self, model: Any, token: Tensor, cell: Cell) -> Callable[[], Any]:
+        """A step of Llama with random keys behind it: what they are costs nothing, how many does."""
+        config = model.config
+        width = config.hidden_size // config.num_attention_heads
+        shape = cell.batch, config.num_attention_heads, cell.length, width
+        cache: Any = hf.DynamicCache(config=config)
+        if cell.who.endswith("static"):
+            cache = hf.StaticCache(config=config, max_cache_len=cell.length + 512)
+        for layer in range(config.num_hidden_layers):
+            cache.update(*(torch.zeros(shape, device=self.device, dtype=DTYPE) for _ in range(2)), layer)
+        position = torch.full((cell.batch, 1), cell.length, device=self.device)
+        return lambda: model(token, past_key_values=cache, position_ids=position, logits_to_keep=1)
+
+    def _check_room(self, cell: Cell) -> None:
+        """Raise OutOfMemoryError where keys and values cannot fit, and say what they would take."""
+        config = preset("nala_340m", **self.shape)
+        needed = 2 * 2 * cell.batch * cell.length * config.hidden_size * config.num_hidden_layers
+        if self.device.type == "cuda" and needed > ROOM * torch.cuda.get_device_properties(self.device).total_memory:
+            raise torch.OutOfMemoryError(f"its keys and values would take {needed / 2**30:.0f} GiB")
+
+    def train(self, cell: Cell) -> dict[str, Any]:
+        """Tokens per second of forward, backward and AdamW."""
+        step = self._training(cell)
+        step()
+        self._forget_peak()
+        times = time_calls([step], self.device, self.seconds)
+        tokens = cell.batch * cell.length
+        return {
+            "tokens_per_second": 1e3 * tokens / times.median,
+            "ms": times.median,
+            "samples": times.samples,
+            **self._held(),
+        }
+
+    def memory(self, cell: Cell) -> dict[str, Any]:
+        """Peak bytes of a training step with checkpointing."""
+        step = self._training(cell, checkpointing=True)
+        step()  # makes the optimizer's state
+        self._forget_peak()
+        times = time_calls([step], self.device, 0.1)
+        return {"ms": times.median, **self._held()}
+
+    def _training(self, cell: Cell, checkpointing: bool = False) -> Callable[[], Any]:
+        name, _, way = cell.who.partition(" ")
+        model: Any = {"llama": self.llama, "fla": self.fla}.get(name, partial(self.ours, name))()
+        model.train()
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
+        tokens = torch.randint(model.config.vocab_size, (cell.batch, cell.length), device=self.device)
+        run: Any = torch.compile(model) if way == "compiled" else model
+
+        def loss() -> Tensor:
+            if way != "chunked":
+                return run(tokens, labels=tokens, use_cache=False).loss
+            hidden = model.model(tokens, use_cache=False).last_hidden_state[:, :-1]
+            return chunked_cross_entropy(hidden, model.lm_head.weight, tokens[:, 1:])
+
+        def step() -> None:
+            loss().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        return step
+
+    def _forget_peak(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def _held(self) -> dict[str, Any]:
+        """The most memory since `_forget_peak`, weights included."""
+        on_gpu = self.device.type == "cuda"
+        return {"peak_gib": torch.cuda.max_memory_allocated(self.device) / 2**30 if on_gpu else None}
+
+
+def filled(model: AffinearForCausalLM, batch: int, length: int) -> AffinearCache:
+    """A cache that says it has seen so many tokens; what it holds costs the same whatever they were."""
+    config, device = model.config, model.device
+    heads, width = config.key_heads, config.head_width
+    features = find(config.mechanism).key_map(torch.zeros(1, 1, 1, width)).shape[-1]
+    cache = AffinearCache(config)
+    for layer in cache.layers:
+        assert isinstance(layer, StateLayer)
+        means = torch.rand(3, batch, heads, features, device=device)
+        state = State(
+            torch.full((batch, heads), length, device=device), means[0],
+            torch.rand(batch, heads, width, device=device),
+            torch.randn(batch, heads, features, width, device=device) / 100, find(config.mechanism), means[1],
+        )  # fmt: skip
+        layer.memory = Past(state, None, length)
+    return cache
+
+
+def main() -> None:
+    """Measure what is missing, and print it all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="JSON, appended to")
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--only", default="decode,train,memory", help="kinds, comma-separated")
+    parser.add_argument("--seconds", type=float, default=3.0, help="about how long to time a cell")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--probe", action="store_true", help="a tiny shape, to see that all runs")
+    chosen = parser.parse_args()
+    device = torch.device(chosen.device)
+    began, seconds = time.monotonic(), 0.2 if chosen.probe else chosen.seconds
+    bench = Bench(device, chosen.probe, seconds)
+    kept: dict[str, Any] = json.loads(chosen.out.read_text()) if chosen.out.exists() else {"rows": []}
+    kept["machine"] = {**describe(device), "transformers": hf.__version__}
+    done = [{name: row[name] for name in ("kind", "who", "batch", "length")} for row in kept["rows"]]
+    for cell in cells(chosen.probe):
+        if cell.kind not in chosen.only.split(",") or asdict(cell) in done:
+            continue
+        if time.monotonic() - began > 60 * chosen.minutes:
+            print(f"{chosen.minutes:g} minutes are over; the same command goes on", flush=True)
+            break
+        kept["rows"].append({**asdict(cell), **attempt(bench, cell)})
+        print(kept["rows"][-1], flush=True)
+        draft = chosen.out.with_suffix(".draft")
+        draft.write_text(json.dumps(kept, indent=1))
+        draft.replace(chosen.out)
+    print(table(kept["rows"]), flush=True)
+
+
+def attempt(bench: Bench, cell: Cell) -> dict[str, Any]:
+    """A cell's numbers, or why there are none."""
+    start = time.monotonic()
+    try:
+        found = bench.measure(cell)
+    except torch.OutOfMemoryError as error:
+        found = {"error": f"out of memory: {str(error).splitlines()[0][:200]}"}
+    except ImportError as error:
+        found = {"error": f"cannot be imported: {error}"}
+    except Exception as error:  # a rival that fails is a row, not the end
+        found = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+    gc.collect()
+    torch.compiler.reset()
+    if bench.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return {**found, "took_s": round(time.monotonic() - start, 1)}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """All rows, for people."""
+    lines = ["| what | who | batch | tokens | ms | tokens/s | peak GiB |", "|---|---|---|---|---|---|---|"]
+    for row in rows:
+        numbers = [row.get("ms"), row.get("tokens_per_second"), row.get("peak_gib")]
+        shown = [row["error"], "", ""] if "error" in row else ["" if x is None else f"{x:.4g}" for x in numbers]
+        lines.append(f"| {row['kind']} | {row['who']} | {row['batch']} | {row['length']} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
