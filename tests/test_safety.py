@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -21,6 +23,7 @@ from affinear import linearizing
 from affinear.models.making import make
 from affinear.tasks import load_trained
 from affinear.tasks.classify import TASK, ClassifySettings
+from affinear.tasks.images.reading import CorruptImage
 from affinear.train import Recipe, Setup
 
 MODEL = "inline_deit_tiny"
@@ -191,4 +194,112 @@ def test_reading_a_linearized_network_runs_and_opens_nothing_else(tmp_path: Path
                 raise AssertionError("not refused")
     """
     guarded(work, good, bad)
+    assert not (tmp_path / "run").exists()
+
+
+def from_file(path: str) -> Any:
+    """A module of the tests that is no package's."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def guard() -> Any:
+    """A guard of this very process, which forbids where it is told to and only listens elsewhere."""
+    return from_file("fuzz/guarded.py").Guard()
+
+
+def test_reading_photos_with_boxes_masks_and_maps_runs_and_opens_nothing_else(tmp_path: Path, guard: Any):
+    from affinear.tasks.detect.opening import open_coco
+    from affinear.tasks.segment.opening import open_scenes
+
+    coco = from_file("tasks/detect/conftest.py").make_coco(tmp_path / "coco", train=3, test=3)
+    scenes = from_file("tasks/segment/scenes.py").write(tmp_path / "scenes", (3, 3))
+
+    def look() -> list[int]:
+        found = open_coco(str(coco))
+        maps = open_scenes(str(scenes), zero_is_class=False, test_split=None, memory=False)
+        return [read_all(half) for half in (found.train, found.test, maps.train, maps.test)]
+
+    look()  # what is imported on the way may do as it likes
+    with guard.forbidding():
+        assert look() == [3, 3, 3, 3]
+    bomb_in(coco / "val/2.png", tmp_path / "run")
+    bomb_in(scenes / "images/validation/scene2.jpg", tmp_path / "run")
+    with guard.forbidding():
+        with pytest.raises(ValueError, match="cannot be read as an image"):
+            open_coco(str(coco))
+        maps = open_scenes(str(scenes), zero_is_class=False, test_split=None, memory=False)
+        assert [read_all(half) for half in (maps.train, maps.test)] == [3, 2]
+    assert not (tmp_path / "run").exists()
+
+
+def read_all(half: Any) -> int:
+    """How many samples could be read."""
+    number = 0
+    for i in range(len(half)):
+        try:
+            half[i]
+        except CorruptImage:
+            continue
+        number += 1
+    return number
+
+
+@pytest.mark.parametrize("kind", ["parquet", "saved"])
+def test_reading_a_hugging_face_data_set_runs_nothing_and_writes_into_its_cache_alone(
+    kind: str, tmp_path: Path, guard: Any, monkeypatch: pytest.MonkeyPatch
+):
+    datasets = pytest.importorskip("datasets")
+    from affinear.tasks.classify import data
+
+    hugging = from_file("tasks/classify/test_hugging.py")
+    cache, folder = tmp_path / "cache", tmp_path / "pets"
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cache))
+    datasets.disable_progress_bars()
+    splits = {"train": hugging.table(4), "test": hugging.table(3)}
+    if kind == "parquet":
+        hugging.parquet(folder, **splits)
+    else:
+        datasets.DatasetDict(splits).save_to_disk(folder)
+    code = f"import os\nos.system('touch {tmp_path / 'run'}')\n"
+    (folder / "loader.py").write_text(code)
+    bomb_in(folder / "dataset.pkl", tmp_path / "run")
+
+    def look() -> tuple[int, int]:
+        images = data.open_data(f"hfds/{folder}")
+        return read_all(images.train), read_all(images.test)
+
+    look()
+    shutil.rmtree(cache, ignore_errors=True)
+    with guard.forbidding(str(cache)):
+        assert look() == (4, 3)
+    (folder / "pets.py").write_text(code)  # by its name, a loader of this very data set
+    refused = pytest.raises(ValueError, match=r"hfds/.*: datasets cannot read it \(Dataset scripts are no longer")
+    with guard.forbidding(str(cache)), refused:
+        look()
+    assert not (tmp_path / "run").exists()
+
+
+def test_from_pretrained_of_a_linearized_network_runs_and_opens_nothing_else(tmp_path: Path, guard: Any):
+    hf = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    teacher = hf.BertModel(hf.BertConfig(vocab_size=20, **sizes))
+    student, _ = affinear.linearize(teacher, "mala")
+    student.save_pretrained(tmp_path / "student")
+    folder = tmp_path / "student"
+    hf.BertModel.from_pretrained(folder)
+    # Code beside the weights, named in the configuration, and an older file of weights that is a pickle.
+    (folder / "modeling.py").write_text(f"import os\nos.system('touch {tmp_path / 'run'}')\nclass Bert: pass\n")
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoModel": "modeling.Bert", "AutoConfig": "modeling.Bert"}
+    (folder / "config.json").write_text(json.dumps(config))
+    bomb_in(folder / "pytorch_model.bin", tmp_path / "run")
+    with guard.forbidding():
+        again = hf.BertModel.from_pretrained(folder)
+    assert again.state_dict().keys() == student.state_dict().keys()
     assert not (tmp_path / "run").exists()

@@ -44,19 +44,20 @@ class Guard:
     def __init__(self) -> None:
         self.crossed: list[str] = []
         self._on = False
+        self._cache: str | None = None
         sys.addaudithook(self._hear)
 
     @contextmanager
-    def forbidding(self) -> Generator[None]:
-        """Within it, what is forbidden raises `Crossed` and is written down."""
-        self._on = True
+    def forbidding(self, cache: str | None = None) -> Generator[None]:
+        """Within it, what is forbidden raises `Crossed` and is written down; but for files in a folder of its own."""
+        self._on, self._cache = True, None if cache is None else os.path.realpath(cache)
         try:
             yield
         finally:
             self._on = False
 
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:
-        if not self._on:
+        if not self._on or (self._cache is not None and _stays_in(self._cache, event, args)):
             return
         if event.startswith(FORBIDDEN) or (event == "open" and _writes(args)):
             self.crossed.append(f"{event} {args!r}"[:300])
@@ -67,3 +68,11 @@ def _writes(args: tuple[Any, ...]) -> bool:
     path, _, flags = args
     # Python keeps what it compiles of modules that are imported on the way; /dev/null is nowhere.
     return bool(flags & WRITING) and not str(path).endswith(".pyc") and "__pycache__" not in str(path)
+
+
+def _stays_in(folder: str, event: str, args: tuple[Any, ...]) -> bool:
+    """Whether an event is about files in a folder and none beside."""
+    if event != "open" and not event.startswith(("os.", "shutil.")):
+        return False
+    paths = [str(x) for x in args[:2] if isinstance(x, (str, os.PathLike)) and os.sep in str(x)]
+    return bool(paths) and all((os.path.realpath(path) + os.sep).startswith(folder + os.sep) for path in paths)

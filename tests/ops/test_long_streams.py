@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 import affinear as af
 from affinear.ops import rotary_1d
+from affinear.ops.state import merge
 
 Randn = Callable[..., Tensor]
 STEPS = 1500
@@ -53,6 +55,24 @@ def test_merging_states_of_single_tokens_does_not_drift(randn: Randn):
     assert largest(state.covariance, truth.covariance) <= 1e-5 * truth.covariance.abs().max().item()
 
 
+@pytest.mark.exhaustive
+def test_a_hundred_thousand_tokens_one_by_one_are_as_good_as_one_call(randn: Randn):
+    tokens = 100_000  # a million, which takes ten times as long, is in docs/numbers.md
+    query, key, value = (randn(1, size, 1, 8, dtype=torch.float32) for size in (1000, tokens, tokens))
+    value = value + 1000
+    features = af.mechanisms()["mala"].key_map(key).transpose(0, 1).unbind()
+    count, still = torch.ones(1, 1, dtype=torch.int64), torch.zeros(1, 1, 8, 8)
+    state = af.summarize(key[:, :1], value[:, :1])
+    torch.testing.assert_close(features[0], state.key_mean)
+    for feature, one in zip(features[1:], value.transpose(0, 1).unbind()[1:], strict=True):
+        state = merge(state, af.State(count, feature, one, still, state.mechanism))
+    truth, once = af.summarize(key.double(), value.double()), af.summarize(key, value)
+    exact = af.attend(query.double(), truth)
+    rounding = 1000 * torch.finfo(torch.float32).eps
+    assert largest(af.attend(query, state), exact) <= max(largest(af.attend(query, once), exact), rounding)
+    assert largest(state.covariance, truth.covariance) <= 1e-6 * truth.covariance.abs().max().item()
+
+
 def test_what_is_rounded_off_is_saved_moved_and_mapped(randn: Randn, tmp_path: object):
     key, value = (randn(2, 9, 2, 4, dtype=torch.float32) for _ in "kv")
     state = af.summarize(key[:, :4], value[:, :4]) + af.summarize(key[:, 4:], value[:, 4:])
@@ -60,10 +80,15 @@ def test_what_is_rounded_off_is_saved_moved_and_mapped(randn: Randn, tmp_path: o
     path = f"{tmp_path}/state.pt"
     torch.save(state, path)
     loaded = torch.load(path, weights_only=True)
-    assert all(torch.equal(x, y) for x, y in zip(loaded.rest, state.rest, strict=True))
+    assert all(y is not None and torch.equal(x, y) for x, y in zip(loaded.rest, state.rest, strict=True))
     wide = state.to(torch.float64)
     assert wide.rest is not None
-    assert all(x.dtype == torch.float64 for x in wide.rest)
+    assert all(x is not None and x.dtype == torch.float64 for x in wide.rest)
+    partly = replace(state, rest=(state.rest[0], None, None))
+    torch.save(partly, path2 := f"{tmp_path}/partly.pt")
+    kept = torch.load(path2, weights_only=True).rest
+    assert [x is None for x in kept] == [False, True, True]
+    assert torch.equal((partly + partly).count, 2 * state.count)
 
 
 def test_a_state_prints_its_shapes():

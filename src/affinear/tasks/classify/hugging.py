@@ -66,7 +66,7 @@ def read(folder: Path) -> Images:
         _check_columns(folder, first.features)
         # The reader itself, since timm's factory would write the folder's name in small letters.
         readers = {split: ReaderHfds(name=str(folder), split=split) for split in (train, test)}
-    except (DatasetsError, OSError) as error:
+    except (DatasetsError, OSError, RuntimeError) as error:  # the last where code lies beside the data
         raise ValueError(f"hfds/{folder}: datasets cannot read it ({str(error).partition(chr(10))[0]})") from error
     for split, reader in readers.items():
         if min(reader.dataset["label"], default=-1) < 0:
