@@ -33,9 +33,16 @@ def rows() -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, fresh
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_no_document_sees_its_neighbour_and_every_one_is_read_as_if_alone(name: str):
-    model, (tokens, fresh) = network(name), rows()
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        *((name, {}) for name in SMALL),
+        ("affinear_tiny", {"mechanism": "softmax"}),
+        ("affinear_tiny", {"softmax_every": 2}),
+    ],
+)
+def test_no_document_sees_its_neighbour_and_every_one_is_read_as_if_alone(name: str, given: dict[str, Any]):
+    model, (tokens, fresh) = network(name, **given), rows()
     with torch.no_grad():
         packed = model.hidden(tokens, fresh)
         for row, first, last in ((0, 0, 5), (0, 5, 6), (0, 6, 12), (1, 0, 3), (1, 3, 12)):

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .shapes import PACKED, POSITIONS, shape_of
+from .shapes import PACKED, POSITIONS, ROWS, shape_of
 
 IGNORED = -100
 CHUNK = 2048  # tokens whose logits are in memory at once
+GROUPS = 4  # of documents of like lengths, where each has a row of its own
 
 
 class LanguageNetwork(nn.Module):
@@ -74,11 +75,18 @@ class LanguageNetwork(nn.Module):
         return out[0]
 
     def _in_rows(self, tokens: Tensor, fresh: Tensor) -> Tensor:
-        """Every document in a row of its own, padded behind, which a causal model does not see."""
-        row, place = fresh.flatten().cumsum(0) - 1, positions(fresh).flatten()
-        padded = tokens.new_zeros((int(row[-1]) + 1, int(place.max()) + 1))
-        padded[row, place] = tokens.flatten()
-        return self._called(padded)[row, place].unflatten(0, tokens.shape)
+        """Every document in a row of its own, padded behind, where a causal model does not look; like ones together."""
+        flat, starts = tokens.flatten(), fresh.flatten().nonzero().flatten()
+        lengths = F.pad(starts, (0, 1), value=len(flat)).diff()
+        pieces: list[Tensor] = []
+        places: list[Tensor] = []
+        for part in lengths.argsort().tensor_split(min(GROUPS, len(starts))):
+            count = torch.arange(int(lengths[part].max()), device=flat.device)
+            there, place = count < lengths[part, None], starts[part, None] + count
+            hidden = self._called(flat[place.clamp(max=len(flat) - 1)].masked_fill(~there, 0))
+            pieces.append(hidden[there])
+            places.append(place[there])
+        return torch.cat(pieces)[torch.cat(places).argsort()].unflatten(0, tokens.shape)
 
 
 def positions(fresh: Tensor) -> Tensor:
@@ -108,6 +116,12 @@ def judged(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Ten
     return losses.view_as(targets), right.view_as(targets)
 
 
+def _apart(model: Any, apart: str) -> str:
+    """How documents are kept apart: packed softmax would weigh every token of a batch against every other."""
+    types: Any = getattr(model.config, "layer_types", None) or ()
+    return ROWS if apart == PACKED and "full_attention" in types else apart
+
+
 def made(model: str, given: Mapping[str, Any], facts: Mapping[str, Any], room: int) -> LanguageNetwork:
     """The network of a name, with fresh weights.
 
@@ -135,7 +149,8 @@ def made(model: str, given: Mapping[str, Any], facts: Mapping[str, Any], room: i
         numbers = sum(weight.numel() for weight in outline.parameters())
         if numbers > room:
             raise ValueError(f"{model} would have {numbers:,} numbers, and there is room for {room:,}")
-        return LanguageNetwork(family.make(whole), family.apart)
+        language = family.make(whole)
+        return LanguageNetwork(language, _apart(language, family.apart))
     except ImportError as error:
         raise ValueError(f"model: {model} cannot be imported ({str(error).splitlines()[0][:120]})") from None
     except Exception as error:  # constructors of others raise whatever comes up
