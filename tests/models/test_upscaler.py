@@ -164,3 +164,12 @@ def test_a_name_that_is_none_is_told_with_those_that_are():
 def test_more_numbers_than_there_is_room_for_are_refused_before_any_memory_is_taken():
     with pytest.raises(ValueError, match="room for 1,000"):
         make_upscaler("swinir_light", {"dim": 60_000, "num_heads": 1}, room=1000)
+
+
+@pytest.mark.parametrize(
+    "images",
+    [torch.rand(3, 8, 8), torch.rand(1, 4, 8, 8), torch.zeros(1, 3, 8, 8, dtype=torch.uint8), torch.rand(1, 3, 0, 8)],
+)
+def test_what_are_no_colour_images_is_told(images: Tensor):
+    with pytest.raises(ValueError, match=r"images: expected \(B, 3, H, W\) in floating point"):
+        small()(images)

@@ -85,8 +85,7 @@ def enlarge(
         raise ValueError("network: expected one in evaluation mode, got one that trains; call its eval()")
     if rows < 1:
         raise ValueError(f"rows: expected 1 or more, got {rows}")
-    height, width = images.shape[2:]
-    yield from _Pass(network, images, rows, keep or images.device, told or _silent).run(height, width)
+    yield from _Pass(network, images, rows, keep or images.device, told or _silent).run()
 
 
 class _Pass:
@@ -94,13 +93,14 @@ class _Pass:
 
     def __init__(self, network: Upscaler, images: Tensor, rows: int, keep: torch.device, told: Told) -> None:
         self.network, self.images, self.keep, self.told = network, network.padded(images), keep, told
+        self.size = [network.scale * side for side in images.shape[2:]]  # of what comes out
         self.rows = max(rows // network.multiple, 1) * network.multiple
         groups = [group for group in network.layers if isinstance(group, Group)]
         whole = sum(_needs_memory(layer) for group in groups for layer in group.blocks)
         self.groups, self.sweeps = groups, 3 + sum(1 + len(group.blocks) for group in groups) + whole
         self.done = 0.0
 
-    def run(self, height: int, width: int) -> Iterator[Tensor]:
+    def run(self) -> Iterator[Tensor]:
         """The larger images, strip by strip."""
         network, bands = self.network, self.bands()
         x = torch.cat([self.first(start, stop).to(self.keep) for start, stop in bands], dim=1)
@@ -117,9 +117,8 @@ class _Pass:
         # In place, after the norm; what the first convolution gave is made anew.
         self.sweep(x, bands, 1, lambda strip: self.skipped(strip, strip.convolved(after, network.norm(strip.rows))))
         for strip in self.strips(x, bands, 1):
-            out = self.finish(strip)
-            start = network.scale * strip.start
-            yield out[:, :, : max(0, network.scale * height - start), : network.scale * width]
+            left = max(0, self.size[0] - network.scale * strip.start)  # rows that are no padding
+            yield self.finish(strip)[:, :, :left, : self.size[1]]
 
     def bands(self, first: int = 0) -> list[tuple[int, int]]:
         """Where strips begin and end; the first may have another height."""

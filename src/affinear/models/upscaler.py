@@ -236,8 +236,8 @@ class Upscaler(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Larger images (B, 3, scale H, scale W)."""
-        height, width = images.shape[2:]
         first = self.begin(self.padded(images))
+        height, width = images.shape[2:]
         x = self.norm_first(first.permute(0, 2, 3, 1))
         for group in self.layers:
             x = group(x)
@@ -245,7 +245,16 @@ class Upscaler(nn.Module):
         return self.finish(x)[..., : self.scale * height, : self.scale * width]
 
     def padded(self, images: Tensor) -> Tensor:
-        """Images whose sides windows divide, mirrored where they did not."""
+        """Images whose sides windows divide, mirrored where they did not.
+
+        Raises:
+            ValueError: If they are no colour images in numbers.
+        """
+        if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point() or 0 in images.shape:
+            raise ValueError(
+                "images: expected (B, 3, H, W) in floating point, white being 1, got "
+                f"{tuple(images.shape)} of {images.dtype}; divide bytes by 255"
+            )
         height, width = images.shape[2:]
         below, right = -height % self.multiple, -width % self.multiple
         if not below and not right:
@@ -255,8 +264,11 @@ class Upscaler(nn.Module):
         return F.pad(images, (0, right, 0, below), mode=mode)
 
     def begin(self, images: Tensor) -> Tensor:
-        """The first map (B, C, H, W). From here on channels are last in memory: norms and products want them so."""
-        return self.conv_first((images - self.mean).contiguous(memory_format=torch.channels_last))
+        """The first map (B, C, H, W), in no less than float32, as it is added to the last one."""
+        with torch.autocast(images.device.type, enabled=False):
+            # From here on channels are last in memory: norms and products want them so.
+            centred = (images.to(self.mean.dtype) - self.mean).contiguous(memory_format=torch.channels_last)
+            return self.conv_first(centred)
 
     def finish(self, x: Tensor) -> Tensor:
         """Images of a last map (B, C, H, W), never in less than float32: half a level of grey would be lost."""

@@ -222,6 +222,17 @@ def test_what_would_be_too_large_is_told_before_it_is_made(
     assert "it would become 150 x 120 pixels" in (asked(trained, tmp_path / "photo.png").error or "")
 
 
+def test_what_does_not_fit_into_memory_is_told(
+    trained: Trained[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(*given: object, deep: bool) -> None:
+        raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes")
+
+    write(tmp_path, "photo.png")
+    monkeypatch.setattr("affinear.tasks.upscale.task.joined", full)
+    assert "does not fit into memory" in (asked(trained, tmp_path / "photo.png").error or "")
+
+
 def test_a_long_wait_is_told_and_a_short_one_is_not(monkeypatch: pytest.MonkeyPatch):
     now = 0.0
     monkeypatch.setattr("affinear.tasks.upscale.telling.time.monotonic", lambda: now)

@@ -7,7 +7,7 @@ mirrored, its last pixel included.
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -62,7 +62,7 @@ def _along_last(x: Tensor, factor: float) -> Tensor:
     return out
 
 
-@cache
+@lru_cache(maxsize=64)
 def _taps(length: int, factor: float) -> tuple[Tensor, Tensor]:
     """Which old pixels make each new one, and how much they weigh; each (taps, new length)."""
     new = math.ceil(length * factor - 1e-9)

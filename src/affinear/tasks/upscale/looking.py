@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ class Look:
         overlap: Pixels around a tile that are looked at too, and thrown away.
     """
 
-    kind: Literal["whole", "strips", "tiles"] = "whole"
+    kind: str = "whole"
     strip: int = 64
     tile: int = 256
     overlap: int = 32

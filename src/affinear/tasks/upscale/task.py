@@ -182,6 +182,10 @@ class Upscale(Task[Album, Upscaling]):
                 yield Answer(source, error=str(error))
             except ValueError as error:
                 yield Answer(source, error=f"{source}: {error}")
+            except (MemoryError, RuntimeError) as error:
+                if isinstance(error, RuntimeError) and "memory" not in str(error):  # torch's word for it
+                    raise
+                yield Answer(source, error=f"{source}: it does not fit into memory; --set look=tiles takes less")
 
 
 def _answer(network: Upscaler, source: str, options: Enlarging) -> Answer:
@@ -189,12 +193,7 @@ def _answer(network: Upscaler, source: str, options: Enlarging) -> Answer:
     photo = open_photo(source)
     check_result(photo, network.scale, options)
     height, width = photo.size
-    look = Look(
-        "tiles" if options.look == "tiles" else "strips" if options.look == "strips" else "whole",
-        options.strip,
-        options.tile,
-        options.overlap,
-    )
+    look = Look(options.look, options.strip, options.tile, options.overlap)
     if options.look == "auto":
         look = fitting(network, height * width, look)
     device = next(network.parameters()).device

@@ -99,5 +99,4 @@ class UpscaleWork(Work[Album, Upscaling]):
 
 def look_of(settings: Upscaling) -> Look:
     """How photos are judged."""
-    kind = "tiles" if settings.look == "tiles" else "strips" if settings.look == "strips" else "whole"
-    return Look(kind, tile=settings.tile, overlap=settings.overlap)
+    return Look(settings.look, tile=settings.tile, overlap=settings.overlap)
