@@ -17,12 +17,16 @@ from typer.testing import CliRunner
 
 from affinear import tasks
 from affinear.cli import build_app
+from affinear.tasks.classify import ClassifySettings
+from affinear.tasks.classify.images import in_memory
 from affinear.tasks.generate import TASK
-from affinear.tasks.generate.samples import Requests
+from affinear.tasks.generate.drawing import seen
+from affinear.tasks.generate.samples import Requests, noise_of
 from affinear.tasks.generate.settings import Drawing, Generation
 from affinear.tasks.generate.task import AROUND
-from affinear.train import Result, Run, curves, train
+from affinear.train import Recipe, Result, Run, curves, train
 from affinear.train.draws import NOTHING, Draw
+from affinear.train.task import Job, Trained
 
 NETWORK: dict[str, Any] = {"embed_dim": 16, "depth": 2, "num_heads": 2, "mechanism": "mala"}
 QUICK: dict[str, Any] = {
@@ -149,9 +153,31 @@ def test_diffusion_learns_too_and_latents_are_data(tmp_path: Path):
     trained = tasks.load_trained(result.weights)
     answer = next(TASK.predict(trained, ["class 2"], Drawing(count=1)))
     assert Image.open(BytesIO(next(iter(answer.files.values())))).size == (4, 4)
-    with pytest.raises(ValueError, match="decoder: expected the folder of an AutoencoderKL"):
-        next(TASK.predict(trained, ["0"], Drawing(decoder=str(tmp_path))))
     assert json.loads((tmp_path / "run" / "run.json").read_text())["facts"]["latent"] is True
+
+
+@pytest.mark.exhaustive
+def test_an_autoencoder_of_diffusers_makes_pictures_of_latents(tmp_path: Path):
+    from diffusers import AutoencoderKL
+
+    shape: dict[str, Any] = {"block_out_channels": (8, 8), "norm_num_groups": 4, "layers_per_block": 1}
+    blocks: dict[str, Any] = {
+        "down_block_types": ("DownEncoderBlock2D",) * 2,
+        "up_block_types": ("UpDecoderBlock2D",) * 2,
+    }
+    autoencoder: Any = AutoencoderKL(**shape, **blocks)
+    autoencoder.save_pretrained(tmp_path / "decoder")
+    settings = Generation(process="flow", sampler="euler", sample_steps=2, image_size=(4, 4))
+    facts = {"class_names": ["a"], "channels": 4, "latent": True}
+    job = Job("dit_s_2", NETWORK, Recipe(), settings, facts)
+    trained = Trained(TASK, job, TASK.network(job).eval())
+    answer = next(TASK.predict(trained, ["a"], Drawing(count=1, decoder=str(tmp_path / "decoder"))))
+    found = np.asarray(Image.open(BytesIO(answer.files["000-a-0.png"])))
+    with torch.no_grad():  # of a fresh DiT the velocity is nothing, so that the noise stays as it is
+        decoded = autoencoder.decode(noise_of(0, (4, 4, 4), 0)[None] / settings.latent_scale).sample
+    np.testing.assert_array_equal(found, seen(decoded, False)[0].permute(1, 2, 0).numpy())
+    with pytest.raises(ValueError, match="decoder: expected the folder of an AutoencoderKL"):
+        next(TASK.predict(trained, ["a"], Drawing(decoder=str(tmp_path))))
 
 
 def test_arms_of_a_comparison_differ_in_their_mechanism_alone():
@@ -181,6 +207,14 @@ def test_what_is_drawn_does_not_depend_on_how_it_is_shared():
     torch.testing.assert_close(whole.noise, torch.cat([part.noise for part in parts]), rtol=0, atol=0)
     assert whole.labels.tolist() == [0, 1, 2, 0]
     assert requests[Draw(NOTHING, 0)].labels.tolist() == [-1]
+
+
+def test_a_generator_is_no_classifier():
+    pixels, labels = np.zeros((2, 3, 8, 8), np.uint8), np.arange(2)
+    images = in_memory("two", (pixels, labels), (pixels, labels), ("a", "b"))
+    job = Job("dit_s_2", {}, Recipe(), ClassifySettings())
+    with pytest.raises(ValueError, match="expected a network that tells classes apart, got dit_s_2, which draws them"):
+        tasks.find("classify").settle(job, images)
 
 
 def test_settings_have_what_the_recipes_say():

@@ -10,6 +10,7 @@ import timm
 from torch import Tensor, nn
 
 import affinear.models  # registers its names with timm
+from affinear.models import dit
 from affinear.models.catalogue import count_macs
 from affinear.models.making import MOST_NUMBERS, check, check_name, make, outline, short, takes
 
@@ -82,6 +83,10 @@ def begin(network: nn.Module, tensors: Mapping[str, Tensor], source: str) -> Non
 
 def settle(job: Job[ClassifySettings], images: Images) -> Job[ClassifySettings]:
     """The job with nothing left open: what data and network decide is decided."""
+    if job.model in dit.SIZES:
+        raise ValueError(
+            f"model: expected a network that tells classes apart, got {job.model}, which draws them: --task generate"
+        )
     check(job.model, job.model_args)
     config = _config(job.model)
     channels = channels_of(job.model_args, images)

@@ -142,7 +142,7 @@ class GenerateWork(Work[Pictures, Generation]):
         return torch.cat([self._features(part) for part in shown.split(JUDGED_AT_ONCE)])
 
     def _reference(self, accelerator: Accelerator) -> Tensor:
-        """Features (N, D) of the real images, computed once; every process does its share of the batches."""
+        """Features (N, D) of the real images, computed once, by every process for itself."""
         if self._real is None:
             settings = self.job.settings
             half = self.data.train if settings.reference == "train" else self.data.test
