@@ -119,7 +119,7 @@ def test_a_cell_that_fails_leaves_the_others_and_is_tried_again(tmp_path: Path, 
     results = run(plan)
     assert [one.error for one in results.outcomes] == ["The loss of step 2 is not finite", ""]
     told = experiment.conclusions(results)
-    assert row(told.summaries[0], TASK.metric)[1] == "failed"
+    assert row(told.summaries[0], TASK)[1] == "failed"
     assert "linear, seed 0 failed: The loss of step 2 is not finite" in told.limits
     monkeypatch.undo()
     assert not any(one.error for one in run(plan).outcomes)

@@ -96,7 +96,7 @@ def test_a_released_checkpoint_becomes_a_safetensors_file(file: Path, network: A
     assert "Took model; the file also has model_ema: see --nest." in result.output
     assert same(network, timm.create_model(NAME, num_classes=11, checkpoint_path=out))
     with safe_open(out, "pt") as opened:
-        assert opened.metadata() == {
+        assert {name: text for name, text in opened.metadata().items() if name != "sha256"} == {
             **{"format": "pt", "model": NAME, "source": "checkpoint.pth", "nest": "model"},
             "affinear": checkpoints.__version__,
         }
@@ -169,8 +169,8 @@ def test_everything_that_does_not_fit_is_named_and_nothing_is_written(file: Path
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "not a whole file"),
-        (b"hello, world", "not a"),
+        (b"", "got an empty file"),
+        (b"hello, world", "got a text file"),
         ({"epoch": 3}, "expected tensors by name"),
         ([1], "got list"),
     ],
@@ -186,7 +186,7 @@ def test_files_that_are_no_checkpoints_are_refused(content: Any, reason: str, tm
 
 
 def test_a_name_that_is_no_network_is_refused(file: Path, tmp_path: Path):
-    with pytest.raises(ValueError, match=r"lists, such as .*mavit_tiny.* got 'mavit_giant'"):
+    with pytest.raises(ValueError, match=r"a network such as .*mavit_tiny.* got 'mavit_giant'"):
         checkpoints.convert(file, "mavit_giant")
     result = CliRunner().invoke(
         cli.build_app(), ["convert", str(tmp_path / "no.pth"), "--model", NAME, "-o", str(tmp_path / "a.safetensors")]

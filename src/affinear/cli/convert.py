@@ -7,19 +7,21 @@ from typing import Annotated
 
 import typer
 
-from .common import TRAINING, check_output, keeper, require, stop, told
+from .common import TRAINING, check_output, keeper, parse_sides, require, stop, told
 
 
 def convert(
     checkpoint: Annotated[Path, typer.Argument(help="A released file, .pth or .safetensors.")],
-    model: Annotated[str, typer.Option(help="The network it belongs to, such as mavit_tiny.")],
+    model: Annotated[str, typer.Option(help="The network it belongs to, such as mavit_tiny, or any of timm's.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to save the weights: .safetensors.")],
     nest: Annotated[
         str | None, typer.Option(help="Which weights, where the file has several: model, state_dict, model_ema ...")
     ] = None,
-    img_size: Annotated[
-        int | None, typer.Option("--image-size", "--img-size", help="Resize position tables for images of this side.")
+    image_size: Annotated[
+        str | None,
+        typer.Option("--image-size", "--img-size", help="Resize position tables for this size: 224 or 192x256."),
     ] = None,
+    allow_nan: Annotated[bool, typer.Option("--allow-nan", help="Take weights that are NaN or infinite, too.")] = False,
     classes: Annotated[
         Path | None,
         typer.Option(help="Of a segmenter or detector: a file with the names of its classes, one per line."),
@@ -41,8 +43,14 @@ def convert(
     from affinear.models.detectors import released as detectors
     from affinear.models.heads import released
 
+    if model.startswith("affinear_"):  # the trunks of `affinear compare`
+        require("train", *TRAINING)
+        from affinear.tasks import find
+
+        find("classify")
     try:
-        weights = checkpoints.read(checkpoint, nest)
+        sides = parse_sides(image_size)
+        weights = checkpoints.read(checkpoint, nest, finite=not allow_nan)
         if released.head_of(weights.tensors) is not None:
             require("train", *TRAINING)
             from affinear.tasks.segment import converting
@@ -54,7 +62,7 @@ def convert(
 
             converted = converting.convert(weights, model, classes)
         else:
-            converted = checkpoints.convert(checkpoint, model, nest=nest, img_size=img_size)
+            converted = checkpoints.convert(checkpoint, model, nest=nest, img_size=sides, finite=not allow_nan)
     except (ValueError, TypeError) as error:
         stop(f"{error}.")
     except OSError as error:

@@ -10,18 +10,18 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from .. import __version__
 from . import released
-from .catalogue import names
-from .making import make, outline, short
+from .making import check_name, make, outline, short
+from .recognising import complaint, would_run
+from .sealing import sealed
 
 NESTS = ("model", "state_dict", "model_ema", "state_dict_ema", "params", "params_ema")
 # Harmless things that training programs save beside the weights; a dict of theirs is read as one of ours.
@@ -61,24 +61,32 @@ class Converted:
     weights: Weights
 
 
-def convert(path: Path, name: str, *, nest: str | None = None, img_size: int | None = None) -> Converted:
+def convert(
+    path: Path,
+    name: str,
+    *,
+    nest: str | None = None,
+    img_size: int | tuple[int, int] | None = None,
+    finite: bool = True,
+) -> Converted:
     """Read a released checkpoint into the network of this name.
 
     Args:
         path: A file that torch or safetensors wrote.
-        name: A registered name, such as "mavit_tiny". Classes and image channels are those of the checkpoint.
+        name: A network of ours or of timm's, such as "mavit_tiny". Classes and channels are those of the checkpoint.
         nest: Which weights to take where the file has several, such as "model_ema"; None for the first of `NESTS`.
-        img_size: Side that position tables are resized for; None for the network's own.
+        img_size: Side, or height and width, that position tables are resized for; None for the network's own.
+        finite: Whether weights that are NaN or infinite are refused.
 
     Raises:
         ValueError: If the file is not a checkpoint, wants to run code, or does not fit; every tensor that does not is
             named.
     """
-    weights = read(path, nest)
+    weights = read(path, nest, finite=finite)
     model = filled(name, weights, **({} if img_size is None else {"img_size": img_size}))
     about = {"format": "pt", "model": name, "source": path.name, "nest": weights.nest, "affinear": __version__}
     tensors = {key: tensor.contiguous() for key, tensor in model.state_dict().items()}
-    return Converted(save(tensors, about), model, weights)
+    return Converted(sealed(tensors, about), model, weights)
 
 
 def filled(name: str, weights: Weights, **given: Any) -> nn.Module:
@@ -90,21 +98,11 @@ def filled(name: str, weights: Weights, **given: Any) -> nn.Module:
     return model
 
 
-def check_name(name: str) -> None:
-    """Raise ValueError if no network of ours is called so, with the names that come near."""
-    known = names()
-    if name not in known:
-        near = get_close_matches(name, known, n=3) or [known[0]]
-        raise ValueError(
-            f"model: expected a name that `affinear models` lists, such as {' or '.join(near)}, got {name!r}"
-        )
-
-
 def shape_of_ends(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, int]:
     """Image channels and classes of a checkpoint, as far as its first and last layer can be found."""
     ours = translated(tensors, model)
-    config: dict[str, Any] = model.pretrained_cfg  # pyright: ignore[reportAssignmentType]
-    first, last = ours.get(f"{config['first_conv']}.weight"), ours.get(f"{config['classifier']}.weight")
+    config: dict[str, Any] = getattr(model, "pretrained_cfg", {})
+    first, last = (ours.get(f"{config.get(end)}.weight") for end in ("first_conv", "classifier"))
     found = {}
     if first is not None and first.ndim == 4:
         found["in_chans"] = first.shape[1]
@@ -131,15 +129,16 @@ def room_for(tensors: Mapping[str, Tensor]) -> int:
     return 16 * sum(tensor.numel() for tensor in tensors.values()) + 2**26  # as none of them is larger than its bytes
 
 
-def read(path: Path, nest: str | None = None) -> Weights:
+def read(path: Path, nest: str | None = None, *, finite: bool = True) -> Weights:
     """The weights in a file of torch or safetensors, found wherever training programs put them.
 
     Args:
         path: The file.
         nest: Which entry holds the weights; None for the first of `NESTS` that is there, or the file itself.
+        finite: Whether weights that are NaN or infinite are refused.
 
     Raises:
-        ValueError: If there are none, or the file wants to run code.
+        ValueError: If there are none, one of them is not finite, or the file wants to run code.
     """
     content = _load(path)
     nests = tuple(key for key in NESTS if isinstance(content.get(key), Mapping))
@@ -150,7 +149,7 @@ def read(path: Path, nest: str | None = None) -> Weights:
     inner = cast("Mapping[Any, Any]", content[nest] if nest else content)
     found = {name: tensor for name, tensor in inner.items() if isinstance(tensor, Tensor)}
     for name, tensor in found.items():
-        _check_tensor(path, name, tensor)
+        _check_tensor(path, name, tensor, finite)
     tensors = {_bare(name): tensor for name, tensor in found.items()}
     if not tensors:
         raise ValueError(f"{path.name}: expected tensors by name, or under {', '.join(NESTS)}, got {_seen(inner)}")
@@ -158,6 +157,9 @@ def read(path: Path, nest: str | None = None) -> Weights:
 
 
 def _load(path: Path) -> Mapping[str, Any]:
+    said = complaint(path)
+    if said:
+        raise ValueError(f"{path.name}: {said}")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -166,7 +168,7 @@ def _load(path: Path) -> Mapping[str, Any]:
             warnings.simplefilter("ignore")  # torch's advice about pickle's protocols
             content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise ValueError(f"{path.name}: {_refusal(str(error))}") from None
+        raise ValueError(f"{path.name}: {_refusal(path, str(error))}") from None
     except OSError:
         raise
     except Exception as error:  # damaged files make their readers raise nearly anything
@@ -185,8 +187,8 @@ def _check_packing(path: Path) -> None:
                 raise ValueError("packed, which torch does not do")
 
 
-def _check_tensor(path: Path, name: Any, tensor: Tensor) -> None:
-    """Raise ValueError unless something in a checkpoint is a named, plain, finite tensor."""
+def _check_tensor(path: Path, name: Any, tensor: Tensor, finite: bool) -> None:
+    """Raise ValueError unless something in a checkpoint is a named, plain and, if it must be, finite tensor."""
     if not isinstance(name, str):
         raise ValueError(f"{path.name}: expected names of tensors, got {short(name)}")
     kind = (
@@ -206,20 +208,22 @@ def _check_tensor(path: Path, name: Any, tensor: Tensor) -> None:
     )
     if kind:
         raise ValueError(f"{path.name}: {short(name)}: expected a plain tensor of numbers, got {kind}")
-    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+    if finite and tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
         count = int((~torch.isfinite(tensor)).sum())
         raise ValueError(
             f"{path.name}: {name}: expected finite numbers, got {count} of {tensor.numel()} that are NaN or infinite; "
-            "these weights are broken"
+            "these weights are broken; `affinear convert --allow-nan` takes them all the same"
         )
 
 
-def _refusal(message: str) -> str:
+def _refusal(path: Path, message: str) -> str:
+    # Never in torch's own words, which advise to switch safety off.
     found = re.search(r"GLOBAL ([\w.]+)", message)
-    if found is None:
-        return f"not a file of torch or safetensors, or one that wants to run code ({message.splitlines()[0]})"
+    name = would_run(path) if found is None else found[1]
+    if name is None:
+        return "not a whole file of torch or safetensors; get a whole copy of it"
     return (
-        f"refused, because reading it would run {found[1]}; if you trust the file, save its state dict alone "
+        f"refused, because reading it would run {name}; if you trust the file, save its state dict alone "
         "elsewhere, with torch.save(model.state_dict(), FILE), and convert that"
     )
 

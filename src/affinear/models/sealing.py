@@ -17,7 +17,7 @@ PIECE = 2**20
 
 
 def sealed(tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """A file of safetensors whose metadata hold the checksum of everything else in it.
+    """A file of safetensors whose metadata hold the checksum of everything else in it; the same one each time.
 
     Args:
         tensors: By name, contiguous, on the CPU.
@@ -35,11 +35,21 @@ def sealed(tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> bytes:
         ...     whole, broken(path)
         (False, True)
     """
-    plain = save(tensors, dict(metadata))
+    plain = _in_order(save(tensors, dict(metadata)))
     size = 8 + int.from_bytes(plain[:8], "little")
     digest = _begun(json.loads(plain[8:size]))
     digest.update(memoryview(plain)[size:])
-    return save(tensors, {**metadata, SEAL: digest.hexdigest()})
+    return _in_order(save(tensors, {**metadata, SEAL: digest.hexdigest()}))
+
+
+def _in_order(content: bytes) -> bytes:
+    """The same file with its metadata in order: safetensors writes them in another each time."""
+    size = 8 + int.from_bytes(content[:8], "little")
+    header: dict[str, Any] = json.loads(content[8:size])
+    told = header.pop("__metadata__", {})
+    text = json.dumps({"__metadata__": dict(sorted(told.items())), **header}, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight
+    return len(text).to_bytes(8, "little") + text + content[size:]
 
 
 def broken(path: Path) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, cast
 from safetensors import SafetensorError, safe_open
 
 from ..models import making
+from ..models.recognising import complaint
 from .before import upgraded
 from .settings import read_object
 
@@ -81,6 +82,8 @@ def _plain(value: Any) -> Any:
 
 
 def _metadata(path: Path) -> Mapping[str, str]:
+    if path.is_file() and (said := complaint(path)):
+        raise ValueError(f"{path}: {said}")
     try:
         with safe_open(path, "pt") as file:  # pyright: ignore[reportGeneralTypeIssues]
             return cast("Mapping[str, str]", file.metadata() or {})

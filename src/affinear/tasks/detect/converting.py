@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
-
 from ... import __version__
 from ...models.checkpoints import Converted, Weights
 from ...models.detectors import Detector, released
+from ...models.sealing import sealed
 from .recipes import CASCADE_3X, MASK_RCNN_1X, RETINANET_1X
 from .settings import Detection
 from .task import TASK
@@ -50,7 +49,7 @@ def convert(
     }
     tensors = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
     told = {"format": "pt", "affinear": __version__, "about": json.dumps(about)}
-    return Converted(save(tensors, told), network, weights)
+    return Converted(sealed(tensors, told), network, weights)
 
 
 def settings_of(network: Detector) -> Detection:

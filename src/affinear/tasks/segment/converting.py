@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
-
 from ... import __version__
 from ...models.checkpoints import Converted, Weights
 from ...models.heads import released
+from ...models.sealing import sealed
 from ...train.task import Job
 from .opening import read_names
 from .recipes import SEMANTIC_FPN_80K, UPERNET_160K
@@ -55,4 +54,4 @@ def convert(
     }
     tensors = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
     told = {"format": "pt", "affinear": __version__, "about": json.dumps(about)}
-    return Converted(save(tensors, told), network, weights)
+    return Converted(sealed(tensors, told), network, weights)
