@@ -180,6 +180,7 @@ def cell(given: argparse.Namespace) -> None:
         "averaged": last.averaged,
         "photos": judged(trained, data),
         "parameters": result.parameters,
+        "macs": setup.task.macs(trained.job),
         "crops_per_second": result.per_second,
         "peak_memory": result.peak_memory,
         "seconds": trained_in,
@@ -244,9 +245,9 @@ def tell(cells: Sequence[Cell], given: argparse.Namespace) -> str:
     lines = [
         f"| arm | seeds | {' | '.join(sets)} | all | spread | SSIM | in tiles | parameters | crops/s, shared | GB |"
     ]
-    lines += [f"|---|---|{'---|' * (len(sets) + 7)}"]
+    lines += [f"|---|---|{'---|' * (len(sets) + 8)}"]
     bicubic = " | ".join(f"{mean(done[0], 'bicubic', name):.2f}" for name in sets)
-    lines += [f"| bicubic | | {bicubic} | {mean(done[0], 'bicubic'):.2f} | | | | | | |"]
+    lines += [f"| bicubic | | {bicubic} | {mean(done[0], 'bicubic'):.2f} | | | | | | | |"]
     for arm in dict.fromkeys(found["arm"] for found in done):
         lines.append(row([found for found in done if found["arm"] == arm], sets))
     return "\n".join(lines)
@@ -263,7 +264,7 @@ def row(mine: Sequence[Mapping[str, Any]], sets: Sequence[str]) -> str:
     return (
         f"| {mine[0]['arm']} | {len(mine)} | {by_set} "
         f"| {statistics.mean(values):.3f} | {min(values):.3f} to {max(values):.3f} | {over_seeds('ssim'):.4f} "
-        f"| {over_seeds('tiles'):.3f} | {mine[0]['parameters'] / 1e3:.0f}k "
+        f"| {over_seeds('tiles'):.3f} | {mine[0]['parameters'] / 1e3:.0f}k | {mine[0]['macs'] / 1e9:.2f} "
         f"| {statistics.median(found['crops_per_second'] for found in mine):.0f} "
         f"| {max(found['peak_memory'] for found in mine) / 2**30:.1f} |"
     )

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from .. import ops
 from ..layers import Attention, DepthwiseConv, Parts, Windows
 from ..ops import Mechanism
+from ..ops.precision import exact
 from . import making
 from ._names import Rule, rename
 from ._pyramid import describe
@@ -265,14 +266,14 @@ class Upscaler(nn.Module):
 
     def begin(self, images: Tensor) -> Tensor:
         """The first map (B, C, H, W), in no less than float32, as it is added to the last one."""
-        with torch.autocast(images.device.type, enabled=False):
+        with exact(images):
             # From here on channels are last in memory: norms and products want them so.
             centred = (images.to(self.mean.dtype) - self.mean).contiguous(memory_format=torch.channels_last)
             return self.conv_first(centred)
 
     def finish(self, x: Tensor) -> Tensor:
         """Images of a last map (B, C, H, W), never in less than float32: half a level of grey would be lost."""
-        with torch.autocast(x.device.type, enabled=False):
+        with exact(x):
             out = self.upsample(x.to(self.upsample.weight.dtype))
             return F.pixel_shuffle(out, self.scale) + self.mean
 

@@ -89,6 +89,8 @@ def test_photos_alone_are_parted_and_judged_whole(tmp_path: Path):
     album = open_album(str(tmp_path), 4, memory=True)
     assert (album.sizes, album.sets) == ((11, 1), ("held out",))
     assert open_to_judge(str(tmp_path), 4)[0].sizes == (0, 12)
+    write(tmp_path, "Set5/a.png")
+    assert open_album(str(tmp_path), 4).sizes == (12, 1)
     limited = TASK.limited(album, 3)
     assert limited.sizes == (3, 1)
     assert limited.fingerprint != album.fingerprint
@@ -127,6 +129,19 @@ def test_crops_fit_the_smallest_photo_unless_told(tmp_path: Path):
         TASK.settle(Job("upscaler_light", {"scale": 3}, Recipe(), Upscaling()), album)
     with pytest.raises(ValueError, match="model: expected one of swinir_light"):
         TASK.settle(Job("mavit_tiny", {}, Recipe(), Upscaling()), album)
+
+
+def test_multiply_adds_are_those_of_the_products(tmp_path: Path):
+    """Of the arm without attention they can be counted by hand."""
+    args = {"dim": 8, "depths": (1,), "num_heads": 2, "mechanism": "none", "position_kernel": 3, "mlp_ratio": 2.0}
+    counts = {
+        arm: TASK.macs(Job("upscaler_light", {**args, "mechanism": arm}, Recipe(), Upscaling(patch=8)))
+        for arm in ("none", "mala", "softmax")
+    }
+    convolutions = 9 * (3 * 8 + 8 + 2 * 8 * 8 + 8 * 12)
+    assert counts["none"] == 64 * (convolutions + 2 * 8 * 8 + 2 * 8 * 16)
+    assert counts["softmax"] == counts["none"] + 64 * (2 * 8 * 8 + 2 * 64 * 8)  # pyright: ignore[reportOptionalOperand]
+    assert counts["none"] < (counts["mala"] or 0) < counts["softmax"]
 
 
 # --- looking

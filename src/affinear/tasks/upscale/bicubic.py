@@ -66,8 +66,11 @@ def _along_last(x: Tensor, factor: float) -> Tensor:
 def _taps(length: int, factor: float) -> tuple[Tensor, Tensor]:
     """Which old pixels make each new one, and how much they weigh; each (taps, new length)."""
     new = math.ceil(length * factor - 1e-9)
-    stretch = max(1.0, 1 / factor)
-    centre = (torch.arange(new, dtype=torch.float64) + 0.5) / factor - 0.5
+    step = 1 / factor
+    # A third is no number of a computer's; three is, and then weights are the same wherever the pixels are.
+    step = float(round(step)) if abs(step - round(step)) < 1e-9 else step
+    stretch = max(1.0, step)
+    centre = (torch.arange(new, dtype=torch.float64) + 0.5) * step - 0.5
     taps = math.ceil(4 * stretch) + 2
     indices = (centre - 2 * stretch).floor().long() + torch.arange(taps)[:, None]
     weights = _cubic((centre - indices) / stretch)

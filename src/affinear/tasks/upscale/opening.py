@@ -103,13 +103,10 @@ def open_album(spec: str, scale: int, *, test_sets: str | None = None, memory: b
     sets = _sets(root, scale)
     train = next((name for name in TRAINS if name in sets), None)
     own = _photos_in(root, scale, deep=False)
-    if train is not None:
-        learnt = sets.pop(train)
-        sets = _chosen(sets, test_sets) if sets else {}
-    elif own:
-        learnt, sets = own, {}
-    else:
+    learnt = own if train is None else sets.pop(train)
+    if not learnt:
         raise ValueError(f"data: expected in {root} {LAYOUT}, found {_found(sets)}")
+    sets = _chosen(sets, test_sets) if sets else {}
     note = ", ".join(sets) or f"one in {HELD_OUT} held out"
     if not sets:
         if test_sets is not None:

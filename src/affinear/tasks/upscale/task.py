@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...models import making
+from ...models.catalogue import count_macs
 from ...models.checkpoints import read, room_for
 from ...models.upscaler import NETWORKS, SCALES, Upscaler, from_released, make_upscaler, takes
 from ...train.task import Answer, Job, Measure, Setup, Task, Trained, unknown_recipe
@@ -108,6 +109,13 @@ class Upscale(Task[Album, Upscaling]):
         """Photos, scale and the size of crops."""
         patch, scale = job.settings.patch, job.settings.scale
         return f"{super().summary(job, data)}, made {scale} times larger, learnt from crops of {patch} x {patch}"
+
+    def macs(self, job: Job[Upscaling]) -> int | None:
+        """Multiply-adds for one training crop."""
+        assert job.settings.patch is not None
+        with torch.device("meta"):
+            network = self.network(job).eval()
+        return count_macs(network, (3, job.settings.patch, job.settings.patch))
 
     def start(self, network: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
         """Load weights, SwinIR's released ones too; those of another scale but for the last convolution."""
