@@ -1,4 +1,7 @@
-"""Networks over images that lie in strips on many devices, parallelized in the manner of torch's styles."""
+"""Networks over images that lie in strips on many devices, parallelized in the manner of torch's styles.
+
+Language models, over texts in pieces, have a file of their own, which needs transformers: `language/parallel.py`.
+"""
 
 from __future__ import annotations
 
@@ -59,19 +62,24 @@ class ImageStrips(ParallelStyle):
 
 
 def parallelize(model: nn.Module, mesh: Mesh) -> nn.Module:
-    """Let a network work on images that lie in strips, in place; weights and their names stay as they are.
+    """Let a network work on images in strips, or texts in pieces, in place; weights and their names stay as they are.
 
     Every rank passes its own rows of the images, (B, C, rows, W), from the top on: a multiple of `unit(model)` rows on
     each but the last; `cut` takes them from whole images. Logits come out the same on every rank, maps of features in
     strips. Convolutions exchange the rows at the borders, linear attention its states, softmax its keys and values,
     and batch norms their sums in training.
 
+    Ranks of a language model pass their own tokens, (B, N), in order, and `cu_seqlens` of all; `cut` takes them from
+    whole texts. Logits are those of a rank's tokens, the loss that of all. States of linear layers travel, and the few
+    tokens that a short convolution needs; there is no cache.
+
     A rank's gradient is that of the sum of all ranks' losses, so the weights' gradients are averaged over ranks as data
     parallelism and FSDP do: over all dimensions of a mesh, if data lie along another.
 
     Args:
-        model: MAViT, NaLaFormer, InLine-DeiT, -PVT, -CSwin or -Swin. Softmax in windows, stripes or over reduced maps,
-            and linear windows smaller than the map, are not served: choose `stage_types` with linear blocks there.
+        model: MAViT, NaLaFormer, InLine-DeiT, -PVT, -CSwin, -Swin, or a language model of linear layers. Softmax in
+            windows, stripes or over reduced maps, and linear windows smaller than the map, are not served: choose
+            `stage_types` with linear blocks there.
         mesh: A `DeviceMesh` of one dimension, or a process group.
 
     Returns:
@@ -85,6 +93,10 @@ def parallelize(model: nn.Module, mesh: Mesh) -> nn.Module:
         >>> def logits_of(images, model, mesh):  # whole images; large ones are read strip by strip instead
         ...     return parallelize(model, mesh)(cut(images, model, mesh))
     """
+    if _is_of_language(model):
+        from .language import parallel
+
+        return parallel.parallelize(model, mesh)  # pyright: ignore[reportArgumentType]
     if not isinstance(model, Pyramid | InLineDeiT):
         raise ValueError(
             f"model: expected a network of affinear.models, got {type(model).__name__}; its layers are not known"
@@ -106,16 +118,20 @@ def unit(model: nn.Module) -> int:
 
 
 def cut(images: Tensor, model: nn.Module, mesh: Mesh) -> Tensor:
-    """This rank's strip of images (B, C, H, W), as even as whole units of the network allow.
+    """This rank's strip of images (B, C, H, W), as even as whole units of the network allow, or piece of texts (B, N).
 
     Args:
-        images: The same whole images on every rank.
+        images: The same whole images on every rank, or texts and labels for a language model.
         model: The network that will see them.
         mesh: A `DeviceMesh` of one dimension, or a process group.
 
     Returns:
-        (B, C, rows, W), a view.
+        (B, C, rows, W) or (B, tokens), a view.
     """
+    if _is_of_language(model):
+        from .language import parallel
+
+        return parallel.cut(images, mesh)
     group, step, height = group_of(mesh), unit(model), images.shape[2]
     units = -(-height // step)
     if units < group.size():
@@ -126,6 +142,11 @@ def cut(images: Tensor, model: nn.Module, mesh: Mesh) -> Tensor:
     starts = [min(step * (units * rank // group.size()), height) for rank in range(group.size() + 1)]
     rank = group.rank()
     return images[:, :, starts[rank] : height if rank == group.size() - 1 else starts[rank + 1]]
+
+
+def _is_of_language(model: nn.Module) -> bool:
+    """Whether it is one of our language models, told without loading what they need."""
+    return any(kind.__module__.startswith(f"{__package__}.language.") for kind in type(model).__mro__)
 
 
 def _in_order(model: Pyramid | InLineDeiT) -> Iterator[nn.Module]:

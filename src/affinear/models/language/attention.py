@@ -87,6 +87,7 @@ class CausalAttention(nn.Module):
         return ops.attention(
             query, key, value, self.mechanism, causal=True, key_mask=places.key_mask, rotary=places.rotary,
             cu_seqlens_q=places.cu_seqlens, cu_seqlens_k=places.cu_seqlens, layout="bnhd",
+            mesh=None if places.share is None else places.share.group,
         )  # fmt: skip
 
     def _after_state(

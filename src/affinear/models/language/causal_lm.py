@@ -14,6 +14,7 @@ from .config import AffinearConfig
 from .loss import IGNORED, chunked_cross_entropy
 from .model import AffinearModel, AffinearPreTrainedModel
 from .places import documents
+from .share import Share, share_of
 from .tokens import check_length
 
 
@@ -94,7 +95,8 @@ class AffinearForCausalLM(AffinearPreTrainedModel, GenerationMixin):
         Raises:
             ValueError: If the arguments do not fit.
         """
-        if labels is not None and cu_seqlens is None and past_key_values is None:
+        context = self.model.context
+        if labels is not None and cu_seqlens is None and past_key_values is None and context is None:
             mask = None if attention_mask is None else attention_mask.bool()
             cu_seqlens = documents(labels, position_ids, mask)
         out = self.model(
@@ -104,12 +106,15 @@ class AffinearForCausalLM(AffinearPreTrainedModel, GenerationMixin):
         assert isinstance(out, BaseModelOutputWithPast)
         hidden = out.last_hidden_state
         assert hidden is not None
-        loss = None
+        loss: Any = None
         if labels is not None:
-            targets = shifted(labels, cu_seqlens)
-            losses = self.lm_head(hidden, targets, self.config.loss_chunk)
-            count = (targets != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
-            loss = losses.sum() / count
+            share = None if context is None else share_of(labels, context, 0)
+            targets = shifted(labels, cu_seqlens, share)
+            total = self.lm_head(hidden, targets, self.config.loss_chunk).sum()
+            count: Any = (targets != IGNORED).sum()
+            if share is not None:  # the loss of the whole text, on every rank
+                total, count = share.sum(total), share.sum(count)
+            loss = total / (count if num_items_in_batch is None else num_items_in_batch)
         logits = None
         if labels is None or logits_to_keep is not None:
             logits = self.lm_head(_latest(hidden, logits_to_keep))
@@ -137,6 +142,8 @@ class AffinearForCausalLM(AffinearPreTrainedModel, GenerationMixin):
             >>> losses.isnan().tolist()
             [[True, False, False, True, False, False, False, False]]
         """
+        if self.model.context is not None:
+            raise ValueError("model: expected one on one device to tell the losses of tokens, got one over a mesh")
         out = self.model(input_ids, attention_mask, use_cache=False, cu_seqlens=cu_seqlens)
         there = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
         targets = shifted(input_ids.masked_fill(~there, IGNORED), cu_seqlens).masked_fill(~there, IGNORED)
@@ -180,15 +187,14 @@ class AffinearForCausalLM(AffinearPreTrainedModel, GenerationMixin):
             model_kwargs["past_key_values"] = AffinearCache(self.config)
 
 
-def shifted(labels: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+def shifted(labels: Tensor, cu_seqlens: Tensor | None, share: Share | None = None) -> Tensor:
     """What each token should foretell, (B, N): its successor's label, -100 at the end of a document."""
-    end = labels.new_full((labels.shape[0], 1), IGNORED)
+    end = labels.new_full((labels.shape[0], 1), IGNORED) if share is None else share.first_after(labels)
     targets = torch.cat((labels[:, 1:], end), dim=1)
     if cu_seqlens is None:
         return targets
-    last = torch.zeros(labels.shape[1] + 1, dtype=torch.bool, device=labels.device)
-    last[cu_seqlens.long()] = True  # one column too early, and then moved: an empty document has no last token
-    return targets.masked_fill(last[1:], IGNORED)
+    after = torch.arange(1, labels.shape[1] + 1, device=labels.device) + (0 if share is None else share.start)
+    return targets.masked_fill(torch.isin(after, cu_seqlens.long()), IGNORED)
 
 
 def _latest(hidden: Tensor, keep: int | Tensor | None) -> Tensor:

@@ -33,6 +33,8 @@ class ShortConvolution(nn.Module):
         if places.key_mask is not None:
             x = x.masked_fill(~places.key_mask[..., None], 0)
         reach = self.size - 1
+        if places.share is not None and reach:
+            before = places.share.tail_before(x, reach)
         known = x.new_zeros(x.shape[0], reach, x.shape[2]) if before is None else before.to(x.dtype)
         line = torch.cat((known, x), dim=1)
         weight = self.weight.to(x.dtype)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
@@ -16,6 +17,7 @@ from .cache import AffinearCache
 from .config import AffinearConfig
 from .convolution import ShortConvolution, fresh
 from .places import Places, place
+from .share import Share, share_of
 from .tokens import check_tokens
 
 
@@ -58,6 +60,7 @@ class AffinearModel(AffinearPreTrainedModel):
         self.layers = nn.ModuleList(AffinearBlock(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.gradient_checkpointing = False
+        self.context: dist.ProcessGroup | None = None  # whose ranks each have some of the tokens; see `parallelize`
         self.post_init()
 
     def forward(
@@ -105,17 +108,17 @@ class AffinearModel(AffinearPreTrainedModel):
                 "input_ids: expected either input_ids or inputs_embeds, got "
                 + ("neither" if input_ids is None else "both")
             )
+        share = self._share(input_ids if inputs_embeds is None else inputs_embeds, past_key_values, use_cache)
         x = inputs_embeds
         if x is None:
             assert input_ids is not None
             check_tokens(input_ids, self.config.vocab_size, training=self.training)
             x = self.embed_tokens(input_ids)
         assert x is not None
-        packed = cu_seqlens is not None
         if use_cache is None:
-            use_cache = self.config.use_cache and not self.training and not packed
+            use_cache = self.config.use_cache and not self.training and cu_seqlens is None and share is None
         cache = self._cache(past_key_values, use_cache)
-        places = self._places(x, attention_mask, position_ids, cu_seqlens, cache)
+        places = self._places(x, attention_mask, position_ids, cu_seqlens, cache, share)
         between: list[Any] | None = [x] if output_hidden_states else None
         for layer in self.layers:
             x = layer(x, places, past_key_values=cache)
@@ -128,6 +131,16 @@ class AffinearModel(AffinearPreTrainedModel):
             last_hidden_state=x, past_key_values=cache, hidden_states=None if between is None else tuple(between)
         )
         return out if return_dict is not False else out.to_tuple()
+
+    def _share(self, tokens: Any, given: AffinearCache | None, use_cache: bool | None) -> Share | None:
+        """What of the text this rank has, where that lies over a mesh."""
+        if self.context is None:
+            return None
+        if given is not None or use_cache:
+            raise ValueError(
+                "use_cache: expected False over a mesh, whose ranks have no text of their own; leave it out"
+            )
+        return share_of(tokens, self.context, self.config.conv_size - 1)
 
     def _cache(self, given: AffinearCache | None, use_cache: bool) -> AffinearCache | None:
         """The cache to fill: the one given, a new one, or none."""
@@ -149,6 +162,7 @@ class AffinearModel(AffinearPreTrainedModel):
         position_ids: Tensor | None,
         cu_seqlens: Tensor | None,
         cache: AffinearCache | None,
+        share: Share | None,
     ) -> Places:
         places = place(
             x,
@@ -158,6 +172,7 @@ class AffinearModel(AffinearPreTrainedModel):
             position_ids=position_ids,
             cu_seqlens=cu_seqlens,
             seen=0 if cache is None else cache.get_seq_length(),
+            share=share,
         )
         if cache is None:
             return places

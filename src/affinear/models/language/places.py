@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...ops.packing import sequence_of_each_token
 from ...ops.rotary import Rotary
 from ...ops.tracing import is_compiling
+from .share import Share
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Places:
         cu_seqlens: (S + 1,), where packed documents begin; None for a plain batch.
         since: (N,), how many tokens of its own document stand before each; None for a plain batch.
         seen: Columns before these.
+        share: What of the text this rank has, where it lies over a mesh; `cu_seqlens` is then of all.
         whole_mask: (B, seen + N), the padding of all columns, for softmax layers that keep keys; None for none.
     """
 
@@ -33,6 +34,7 @@ class Places:
     cu_seqlens: Tensor | None
     since: Tensor | None
     seen: int
+    share: Share | None = None
     whole_mask: Tensor | None = None
 
 
@@ -45,25 +47,26 @@ def place(
     position_ids: Tensor | None,
     cu_seqlens: Tensor | None,
     seen: int,
+    share: Share | None = None,
 ) -> Places:
-    """The places of tokens (B, N, C) that come after `seen` others.
+    """The places of tokens (B, N, C) that come after `seen` others, or are a share of a text over a mesh.
 
     Raises:
         ValueError: If mask, positions and documents do not fit the tokens, or each other.
     """
     mask = _mask(tokens, attention_mask, seen)
-    if cu_seqlens is None:
+    if cu_seqlens is None and share is None:
         cu_seqlens = documents(tokens, position_ids, mask, seen)
     if cu_seqlens is not None:
         _check_documents(tokens, cu_seqlens, mask, seen)
-    column = torch.arange(tokens.shape[1], device=tokens.device)
+    column = torch.arange(tokens.shape[1], device=tokens.device) + (seen if share is None else share.start)
     since = None
     if cu_seqlens is not None:
-        since = column - cu_seqlens.long()[sequence_of_each_token(cu_seqlens, tokens.shape[1])]
+        since = column - cu_seqlens.long()[torch.searchsorted(cu_seqlens[1:], column.to(cu_seqlens.dtype), right=True)]
     rotary = None
     if rope_theta is not None:
-        rotary = tables(column + seen if since is None else since, head_width, rope_theta)
-    return Places(rotary, mask, cu_seqlens, since, seen)
+        rotary = tables(column if since is None else since, head_width, rope_theta)
+    return Places(rotary, mask, cu_seqlens, since, seen, share)
 
 
 def tables(position: Tensor, width: int, base: float) -> Rotary:
