@@ -5,10 +5,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .linearizing import linearize
-    from .ops import Mechanism, State, attend, attention, mechanisms, register, summarize, weights
+    from .ops import Mechanism, State, attend, attention, mechanisms, register, summarize, warm_up, weights
 
 __version__ = "0.1.0"
-__all__ = ["Mechanism", "State", "attend", "attention", "linearize", "mechanisms", "register", "summarize", "weights"]
+__all__ = [
+    "Mechanism",
+    "State",
+    "attend",
+    "attention",
+    "linearize",
+    "mechanisms",
+    "register",
+    "summarize",
+    "warm_up",
+    "weights",
+]
 
 
 def __getattr__(name: str) -> Any:

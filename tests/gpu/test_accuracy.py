@@ -42,6 +42,13 @@ def test_other_widths(mechanism: str, width: int, values: int, make: Any, judge:
     judge(make(mechanism, width=width, values=values, tokens=1100))
 
 
+@pytest.mark.parametrize("rotary", [0, 1], ids=["plain", "rotary"])
+@pytest.mark.parametrize("width", [96, 128])
+@pytest.mark.parametrize("mechanism", ["mala", "nala"])
+def test_wide_heads(mechanism: str, width: int, rotary: int, make: Any, judge: Any):
+    judge(make(mechanism, width=width, tokens=2100, heads=2, rotary=rotary))
+
+
 @pytest.mark.parametrize("factor", [30, 300])
 @pytest.mark.parametrize("dtype", [BRAIN, HALF], ids=str)
 @pytest.mark.parametrize("mechanism", MECHANISMS)

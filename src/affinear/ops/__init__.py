@@ -6,11 +6,13 @@ from .mechanisms import Mechanism, find, mechanisms, reciprocal, register
 from .rotary import rotary_1d, rotary_2d
 from .state import State
 from .validation import LayoutWarning
+from .warming import WarmUp, warm_up
 
 __all__ = [
     "LayoutWarning",
     "Mechanism",
     "State",
+    "WarmUp",
     "attend",
     "attention",
     "depthwise",
@@ -21,5 +23,6 @@ __all__ = [
     "rotary_1d",
     "rotary_2d",
     "summarize",
+    "warm_up",
     "weights",
 ]

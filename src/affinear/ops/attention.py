@@ -14,7 +14,9 @@ from .packing import visibility
 from .precision import exactly, widen
 from .rotary import Rotary
 from .state import State
+from .tracing import is_compiling
 from .triton import backend as triton_backend
+from .triton import plain
 
 if TYPE_CHECKING:
     from .distributed.group import Mesh
@@ -122,6 +124,10 @@ def attention(
         >>> torch.allclose(torch.cat((out, rest), dim=1), whole, atol=1e-5)
         True
     """
+    nothing = key_mask is cu_seqlens_q is cu_seqlens_k is rotary is initial_state is mesh is None
+    alone = nothing and causal is False and not return_state
+    if alone and (quick := plain.attention(query, key, value, mechanism, scale, backend, layout)) is not None:
+        return quick
     rule = find(mechanism)
     check.check_backend(backend)
     turned = check.check_layout(layout, query=query, key=key)
@@ -163,6 +169,8 @@ def attention(
 
     out, state = exactly(run, query, query, key, value, rotary, initial_state, anew=_is_plain(engine, rule))
     out = out if out.dtype == query.dtype else out.to(query.dtype)
+    if alone and engine is triton_backend and not turned and not is_compiling():
+        plain.learn(query, key, value, (mechanism, scale, backend, layout), rule, _scale(scale, rule, query))
     return _as_asked(out if state is None else (out, state), turned)
 
 

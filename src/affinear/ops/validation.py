@@ -40,7 +40,7 @@ def check_layout(layout: str | None, **tokens: Tensor) -> bool:
         for name, x in tokens.items():
             if not isinstance(x, Tensor) or x.is_nested or x.ndim != 4:  # pyright: ignore[reportUnnecessaryIsInstance]
                 continue  # which has a complaint of its own
-            if x.shape[1] > 1 and max(MANY, 4 * x.shape[1]) <= x.shape[2]:
+            if looks_turned(x):
                 warnings.warn(
                     f"{name}: shape {_shape(x)} is read as {x.shape[1]} tokens of {x.shape[2]} heads; if it is "
                     f"{x.shape[2]} tokens of {x.shape[1]} heads, pass layout='bhnd', else layout='bnhd' to be sure",
@@ -49,6 +49,11 @@ def check_layout(layout: str | None, **tokens: Tensor) -> bool:
                 )
                 break
     return layout == "bhnd"
+
+
+def looks_turned(x: Tensor) -> bool:
+    """Whether there are so many heads for so few tokens (B, N, H, D) that they may be meant the other way round."""
+    return x.shape[1] > 1 and max(MANY, 4 * x.shape[1]) <= x.shape[2]
 
 
 def check_served(reason: str | None) -> None:

@@ -48,6 +48,7 @@ from .features import feature
 from .moments import load_moments, merge_moments, store_moments
 from .rules import Rule
 from .sizes import cdiv, next_power_of_2
+from .starting import on
 from .statistics import Statistics
 
 FITS = 128 * 128  # numbers of a state that one program can hold beside its tokens
@@ -952,12 +953,12 @@ def forward(
     if plan.several:
         # Most of a state is its covariance: what came before a segment takes the place of the segment's own.
         parts = new_statistics(plan, plan.slots, past.covariance)
-        sum_segments_kernel[grid](x, parts, **plan.constants)
+        on(sum_segments_kernel, grid)(x, parts, **plan.constants)
         rows, columns = 16, min(shape.values, 128)
-        merge_segments_kernel[plan.sequences * x.G, cdiv(x.F, rows), cdiv(x.E, columns)](
+        on(merge_segments_kernel, (plan.sequences * x.G, cdiv(x.F, rows), cdiv(x.E, columns)))(
             x, parts, initial or NOTHING, past, SEGMENT=shape.segment, BR=rows, BE=columns, num_warps=4
         )
-    causal_kernel[grid](
+    on(causal_kernel, grid)(
         x, past, final, out, GAIN=rule.gain, RELEASED=rule.released, SEVERAL=plan.several, GROUP=x.H // x.G,
         **plan.constants,
     )  # fmt: skip

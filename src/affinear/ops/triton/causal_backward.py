@@ -68,6 +68,7 @@ from .causal import (
 from .features import feature_gradient
 from .rules import Rule
 from .sizes import cdiv
+from .starting import on
 from .statistics import Statistics
 
 # What is kept of every row, as told from the references: factor of a score, weight of a key that scores nothing, what
@@ -784,7 +785,7 @@ def backward(
     constants = {"GROUP": x.H // x.G, **plan.constants}
     partial = new_partial(plan, query)
     for i in range(shape.blocks):
-        query_kernel[(plan.programs,)](
+        on(query_kernel, (plan.programs,))(
             x, past, initial or NOTHING, final, grad_query, partial, rows, i, GAIN=rule.gain, RELEASED=rule.released,
             SEVERAL=plan.several, FIRST=i == 0, LAST=i == shape.blocks - 1, **constants,
         )  # fmt: skip
@@ -792,13 +793,13 @@ def backward(
     if plan.several:
         width = x.E * x.F + 2 * x.F + x.E
         sums = torch.empty(plan.programs, width, dtype=torch.float32, device=query.device)
-        sum_queries_kernel[plan.programs, shape.blocks](x, rows, sums, **constants)
-        add_segments_kernel[plan.sequences * x.G, cdiv(width, WIDE)](x, sums, SEGMENT=shape.segment, BW=WIDE)
+        on(sum_queries_kernel, (plan.programs, shape.blocks))(x, rows, sums, **constants)
+        on(add_segments_kernel, (plan.sequences * x.G, cdiv(width, WIDE)))(x, sums, SEGMENT=shape.segment, BW=WIDE)
     partial = new_partial(plan, key)
     # One after the other: the registers of a program have no room for both gradients beside the state.
     for of_keys in (True, False):
         for i in range(shape.blocks):
-            key_kernel[(plan.programs,)](
+            on(key_kernel, (plan.programs,))(
                 x, past, initial or NOTHING, final, grad_final or NOTHING, grad_initial or NOTHING,
                 grad_key, grad_value, partial, rows, sums, i, SEVERAL=plan.several,
                 FIRST=i == 0, LAST=i == shape.blocks - 1, OF_KEYS=of_keys, **constants,

@@ -11,6 +11,7 @@ from .blocks import channels, gain, load_block, load_turns, mean_weight, turn
 from .features import feature
 from .rules import Rule
 from .sizes import cdiv, next_power_of_2
+from .starting import on
 from .statistics import Rest, Statistics
 
 AREA = 8192  # numbers of a covariance that a program holds at a time
@@ -166,7 +167,7 @@ def decode(
     rounded = max(16, next_power_of_2(width))
     features = rounded * rule.blocks
     block = min(max(16, next_power_of_2(values)), max(16, AREA // features))
-    decode_kernel[(batch * groups,)](
+    on(decode_kernel, (batch * groups,))(
         query, key, value, turns, out, state, new, rest, new_rest, query.stride(), key.stride(), value.stride(),
         scale, groups, width, values, width * rule.blocks,
         MAP=rule.map, GAIN=rule.gain, RELEASED=rule.released, GROUP=heads // groups,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
@@ -95,6 +96,7 @@ class Call(NamedTuple):
     bounds_q: Tensor | None
     bounds_k: Tensor | None
     turns: Tensor | None
+    start: Callable[..., None] = start  # or what takes launches down
 
 
 @cache
@@ -150,7 +152,7 @@ def _summarize_segments(key: Tensor, value: Tensor, call: Call) -> tuple[Statist
     segments = segments_of(length, options_for("summarize", b, key.element_size(), rotary).BN)
     parts = new_statistics(key, number, heads * segments, features, values, rotary)
     mask, mask_strides = _mask(call, key)
-    start(
+    call.start(
         summarize.summarize_kernel, (number * heads, segments, b.e_blocks),
         (key, value, mask, _or(call.bounds_k, key), _or(call.turns, key), *_pointers(parts)),
         (*key.stride(), *value.stride(), *mask_strides, length, heads, segments),
@@ -168,7 +170,7 @@ def _merge_segments(parts: Statistics, segments: int, key: Tensor, call: Call) -
     bn = options_for("summarize", b, itemsize, call.turns is not None).BN
     state = new_statistics(key, number, heads, features, values, call.turns is not None)
     rows, wide = 16, min(64, next_power_of_2(values))
-    start(
+    call.start(
         moments.merge_kernel, (number * heads, cdiv(features, rows), cdiv(values, wide)),
         (*_pointers(parts), *_pointers(state), _or(call.bounds_k, key)),
         (length, heads, features, values, segments),
@@ -196,7 +198,7 @@ def _attend(query: Tensor, parts: Statistics, segments: int, keys: int, kept: St
     out = torch.empty(batch, length, heads, values, dtype=query.dtype, device=query.device)
     options = options_for("attend", b, itemsize, rotary)
     rows = share_rows(length, number * heads * b.e_blocks, options.BN, query.device)
-    start(
+    call.start(
         attend.attend_kernel, (number * heads, cdiv(max(length, 1), rows), b.e_blocks),
         (query, _or(call.bounds_q, query), _or(call.bounds_k, query), _or(call.turns, query),
          *_pointers(parts), *_pointers(parts if kept is None else kept), out),
@@ -219,7 +221,7 @@ def attend_tokens_backward(grad: Tensor, query: Tensor, state: Statistics, call:
     row = features * (2 if rotary else 1) + values + features * values
     grad_query = torch.empty(batch, length, heads, width, dtype=query.dtype, device=query.device)
     parts = torch.empty(number * groups, heads // groups * segments, row, dtype=torch.float32, device=query.device)
-    start(
+    call.start(
         attend.attend_backward_kernel, (number * heads, segments, b.e_blocks),
         (query, grad, _or(call.bounds_q, query), _or(call.turns, query), *_pointers(state), grad_query, parts),
         (*query.stride(), *grad.stride(), length, length, segments, call.scale, heads, groups),
@@ -230,7 +232,9 @@ def attend_tokens_backward(grad: Tensor, query: Tensor, state: Statistics, call:
     if parts.shape[1] == 1:
         return grad_query, parts[:, 0]
     total = torch.empty(number * groups, row, dtype=torch.float32, device=query.device)
-    start(moments.add_kernel, (number * groups, cdiv(row, 1024), 1), (parts, total), (parts.shape[1], row), BW=1024)
+    call.start(
+        moments.add_kernel, (number * groups, cdiv(row, 1024), 1), (parts, total), (parts.shape[1], row), BW=1024
+    )
     return grad_query, total
 
 
@@ -247,7 +251,7 @@ def summarize_tokens_backward(
     options = options_for("summarize_backward", b, key.element_size(), rotary)
     bn, fine = options.BN, options.fine and key.dtype == torch.bfloat16
     rows = share_rows(length, number * heads, bn, key.device)
-    start(
+    call.start(
         summarize.summarize_backward_kernel, (number * heads, cdiv(max(length, 1), rows), 1),
         (key, value, mask, _or(call.bounds_k, key), _or(call.turns, key), *_pointers(state)[:4],
          grad, grad_key, grad_value),
@@ -277,7 +281,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, call: Call, keep: bool)
     out = torch.empty(batch, length, heads, values, dtype=query.dtype, device=query.device)
     state = new_statistics(key, batch, groups, features, values, rotary) if keep else None
     mask, mask_strides = _mask(call, key)
-    start(
+    call.start(
         fused.attention_kernel, (batch * groups, 1, 1),
         (query, key, value, mask, _or(call.turns, query), out,
          *((query,) * 5 if state is None else _pointers(state))),

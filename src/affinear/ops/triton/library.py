@@ -90,7 +90,7 @@ def _answers(query: Tensor, value: Tensor) -> Tensor:
 def _states(key: Tensor, value: Tensor, *places: Any) -> list[Tensor]:
     _mask, cu_seqlens, turns, feature_map, *_rest = places
     number = key.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    features = key.shape[3] * _rule(feature_map).blocks
+    features = key.shape[3] * rule_named(feature_map).blocks
     return _empty_states(key, number, key.shape[2], features, value.shape[3], turns is not None)
 
 
@@ -101,13 +101,13 @@ def _between(query: Tensor, key: Tensor, value: Tensor, *places: Any) -> list[Te
     number = -(-length // segment) * batch if cu_seqlens is None else length // segment + cu_seqlens.shape[0] - 1
     # Counted rather than asked, so that one compiled graph serves all lengths.
     several = torch.sym_min(torch.sym_max(length - 1, 0) // segment, 1)
-    features = key.shape[3] * _rule(feature_map).blocks
+    features = key.shape[3] * rule_named(feature_map).blocks
     return _empty_states(key, several * number, key.shape[2], features, value.shape[3], turns is not None)
 
 
 def _segment(query: Tensor, value: Tensor, feature_map: str) -> int:
     widths = int(query.shape[3]), int(value.shape[3])
-    return _kernels("causal").shape_for(*widths, _rule(feature_map).blocks, query.element_size()).segment
+    return kernels("causal").shape_for(*widths, rule_named(feature_map).blocks, query.element_size()).segment
 
 
 def _answers_and_states(query: Tensor, key: Tensor, value: Tensor, *places: Any) -> list[Tensor]:
@@ -130,12 +130,14 @@ def _causal_gradients(grad: Tensor, grad_final: list[Tensor], *rest: Any) -> lis
 
 
 @cache
-def _kernels(file: str) -> Any:
+def kernels(file: str) -> Any:
+    """One of the modules that need Triton."""
     return import_module(f"{__package__}.{file}")
 
 
 @cache
-def _rule(feature_map: str, gain: str = "one", released: bool = False) -> Rule:
+def rule_named(feature_map: str, gain: str = "one", released: bool = False) -> Rule:
+    """A mechanism from the names that operators take."""
     return Rule(feature_map, gain, released)
 
 
@@ -183,10 +185,10 @@ def _implement(name: str, shapes: Function) -> Callable[[Function], Function]:
 
 @_implement("turns", lambda cos, sin, dtype: cos.new_empty(cos.shape, dtype=dtype))
 def _turns(cos: Tensor, sin: Tensor, dtype: torch.dtype) -> Tensor:
-    return _kernels("turns").pack_turns(cos, sin, dtype)
+    return kernels("turns").pack_turns(cos, sin, dtype)
 
 
-def _call(
+def call_of(
     mask: Tensor | None,
     cu_seqlens: Tensor | None,
     turns: Tensor | None,
@@ -196,50 +198,51 @@ def _call(
     scale: float,
     cu_seqlens_q: Tensor | None,
 ) -> Any:
-    rule = _rule(feature_map, gain, released)
-    return _kernels("launch").Call(rule, scale, mask, _dense(cu_seqlens_q), _dense(cu_seqlens), _dense(turns))
+    """What the kernels of a call have in common, from the arguments of an operator after the tokens."""
+    rule = rule_named(feature_map, gain, released)
+    return kernels("launch").Call(rule, scale, mask, _dense(cu_seqlens_q), _dense(cu_seqlens), _dense(turns))
 
 
 @_implement("attention", lambda query, key, value, *_: _answers(query, value))
 def _attention(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> Tensor:
-    return _kernels("launch").attention(query, key, value, _call(*options), False)[0]
+    return kernels("launch").attention(query, key, value, call_of(*options), False)[0]
 
 
 @_implement("attention_forward", _answers_and_states)
 def _attention_forward(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> list[Tensor]:
-    out, state = _kernels("launch").attention(query, key, value, _call(*options), True)
+    out, state = kernels("launch").attention(query, key, value, call_of(*options), True)
     return [out, *_as_list(state)]
 
 
 @_implement("attention_backward", lambda grad, *tokens: _like(*tokens[:3]))
 def _attention_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     *options, state = rest
-    return _kernels("launch").attention_backward(grad, query, key, value, _from_list(state), _call(*options))
+    return kernels("launch").attention_backward(grad, query, key, value, _from_list(state), call_of(*options))
 
 
 @_implement("summarize", _states)
 def _summarize(key: Tensor, value: Tensor, *places: Any) -> list[Tensor]:
-    return _as_list(_kernels("launch").summarize_tokens(key, value, _call(*places, "one", False, 1.0, None)))
+    return _as_list(kernels("launch").summarize_tokens(key, value, call_of(*places, "one", False, 1.0, None)))
 
 
 @_implement("summarize_backward", lambda grad, *tokens: _like(*tokens[:2]))
 def _summarize_backward(grad: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     *places, state = rest
-    call = _call(*places, "one", False, 1.0, None)
-    return _kernels("launch").summarize_tokens_backward(grad.contiguous(), key, value, _from_list(state), call)
+    call = call_of(*places, "one", False, 1.0, None)
+    return kernels("launch").summarize_tokens_backward(grad.contiguous(), key, value, _from_list(state), call)
 
 
 @_implement("attend", lambda query, *state: _answers(query, state[2]))
 def _attend(query: Tensor, *rest: Any) -> Tensor:
     state, (cu_seqlens, turns, *rule) = rest[:5], rest[5:]
-    return _kernels("launch").attend_tokens(query, _statistics(*state), _call(None, None, turns, *rule, cu_seqlens))
+    return kernels("launch").attend_tokens(query, _statistics(*state), call_of(None, None, turns, *rule, cu_seqlens))
 
 
 @_implement("attend_backward", _attend_gradients)
 def _attend_backward(grad: Tensor, query: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     state, (cu_seqlens, turns, *rule) = rest[:5], rest[5:]
-    call = _call(None, None, turns, *rule, cu_seqlens)
-    return _kernels("launch").attend_tokens_backward(grad, query, _statistics(*state), call)
+    call = call_of(None, None, turns, *rule, cu_seqlens)
+    return kernels("launch").attend_tokens_backward(grad, query, _statistics(*state), call)
 
 
 def _causal_options(
@@ -254,25 +257,25 @@ def _causal_options(
     *initial: Tensor | None,
 ) -> dict[str, Any]:
     return {
-        "rule": _rule(feature_map, gain, released),
+        "rule": rule_named(feature_map, gain, released),
         "scale": scale,
         "key_mask": mask,
         "cu_seqlens": _dense(cu_seqlens),
         "turns": _dense(turns),
         "initial": None if initial[0] is None else _statistics(*initial),
-        "precision": _kernels("launch").precision_of(query.dtype),
+        "precision": kernels("launch").precision_of(query.dtype),
     }
 
 
 @_implement("causal", _answers_and_states)
 def _causal(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> list[Tensor]:
-    out, final, _ = _kernels("causal").forward(query, key, value, **_causal_options(query, *options))
+    out, final, _ = kernels("causal").forward(query, key, value, **_causal_options(query, *options))
     return [out, *_as_list(final)]
 
 
 @_implement("causal_forward", lambda *args: [*_answers_and_states(*args), *_between(*args)])
 def _causal_forward(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> list[Tensor]:
-    out, final, saved = _kernels("causal").forward(query, key, value, **_causal_options(query, *options))
+    out, final, saved = kernels("causal").forward(query, key, value, **_causal_options(query, *options))
     return [out, *_as_list(final), *(saved or _between(query, key, value, *options))]
 
 
@@ -282,7 +285,7 @@ def _causal_backward(
 ) -> list[Tensor]:
     *options, kept = rest
     final, saved = kept[: len(kept) // 2], kept[len(kept) // 2 :]
-    *grads, initial = _kernels("causal_backward").backward(
+    *grads, initial = kernels("causal_backward").backward(
         grad,
         _from_list((*grad_final, final[-1])) if grad_final else None,
         query,
@@ -307,8 +310,8 @@ def _decoded(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> list[Tens
 def _decode(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> list[Tensor]:
     state, rounded, (keep, turns, *rule, scale) = rest[:5], rest[5:9], rest[9:]
     tokens, off = (query, key, value), Rest(*map(_dense, rounded))
-    call = _statistics(*state), _rule(*rule), scale, _dense(turns), False
-    out, new, kept = _kernels("decoding").decode(*tokens, *call, off, keep)
+    call = _statistics(*state), rule_named(*rule), scale, _dense(turns), False
+    out, new, kept = kernels("decoding").decode(*tokens, *call, off, keep)
     return [out, *_as_list(new), *_given(kept)]
 
 
@@ -318,8 +321,8 @@ def _decode_in_place(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> T
     tokens, written = (query, key, value), _given((*state, *rounded))
     if not written[0].is_inference():
         torch.autograd.graph.increment_version(written)
-    call = Statistics(*state), _rule(*rule), scale, _dense(turns), True
-    return _kernels("decoding").decode(*tokens, *call, Rest(*rounded))[0]
+    call = Statistics(*state), rule_named(*rule), scale, _dense(turns), True
+    return kernels("decoding").decode(*tokens, *call, Rest(*rounded))[0]
 
 
 # Gradients
@@ -406,7 +409,7 @@ def once(name: str) -> Function:
     return run_for_one
 
 
-_attention_backward_once = once("attention_backward")
+attention_backward = once("attention_backward")
 _summarize_backward_once = once("summarize_backward")
 _attend_backward_once = once("attend_backward")
 _causal_backward_once = once("causal_backward")
@@ -422,7 +425,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         args, state = kept_by(ctx)
-        return for_all(ctx, *_attention_backward_once(grads[0], *args, state))
+        return for_all(ctx, *attention_backward(grads[0], *args, state))
 
 
 class _Summarize(torch.autograd.Function):
