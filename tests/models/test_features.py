@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from timm.models import group_parameters
+from timm.optim import create_optimizer_v2
 from torch import nn
 
+from affinear.models.detectors import Detector, DetectorSettings
 from affinear.models.features import Features
+from affinear.models.heads import Segmenter
 
 SMALL: dict[str, Any] = {"embed_dims": (8, 8, 16, 16), "depths": (1, 1, 1, 1), "num_heads": (1, 1, 2, 2)}
 OTHERS: list[tuple[str, dict[str, Any]]] = [
@@ -114,3 +118,28 @@ def test_what_cannot_be_is_refused_in_a_sentence():
         Features("resnet18", model_args={"mechanism": "mala"})
     with pytest.raises(ValueError, match="sizes: expected images of 1 x 1 to 64 x 64"):
         Features("mavit_tiny", model_args=SMALL)(torch.randn(1, 3, 64, 64), [(65, 64)])
+
+
+@pytest.mark.parametrize(("name", "given"), [OTHERS[0], OTHERS[1], OTHERS[3]])
+def test_layers_of_a_backbone_learn_ever_faster_towards_the_head(name: str, given: dict[str, Any]):
+    segmenter = Segmenter(name, num_classes=3, model_args=given)
+    layers: Any = group_parameters(segmenter, segmenter.group_matcher(), reverse=True)
+    last = max(layers.values())
+    assert last > 4
+    assert {layer == last for key, layer in layers.items() if not key.startswith("backbone.body")} == {True}
+    body = [layer for key, layer in layers.items() if key.startswith("backbone.body")]
+    assert min(body) == 0
+    assert max(body) < last
+    optimizer = create_optimizer_v2(segmenter, opt="adamw", lr=1e-3, weight_decay=0.05, layer_decay=0.5)
+    scales = {group["lr_scale"] for group in optimizer.param_groups}
+    assert max(scales) == 1
+    assert min(scales) == 0.5**last
+
+
+def test_so_do_those_of_a_detector():
+    detector = Detector("mavit_tiny", 2, DetectorSettings("retinanet", channels=32), SMALL)
+    layers: Any = group_parameters(detector, detector.group_matcher(), reverse=True)
+    inside = {key for key in layers if ".features.body." in key}
+    assert inside
+    assert max(layers[key] for key in inside) < min(layer for key, layer in layers.items() if key not in inside)
+    assert sorted(layers) == sorted(key for key, _ in detector.named_parameters())

@@ -142,6 +142,25 @@ def test_networks_of_others_carry_the_heads(backbone: str):
     assert logits.shape == (1, 3, 23, 18)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(("backbone", "given"), [("mavit_tiny", SMALL), ("resnet18", {})])
+def test_logits_of_an_image_do_not_depend_on_the_sizes_of_its_neighbours(
+    backbone: str, given: dict[str, Any], head: str
+):
+    network = shaken(Segmenter(backbone, head, num_classes=3, model_args=given)).double().eval()
+    batch, sizes = torch.randn(3, 3, 80, 96, dtype=torch.float64), [(80, 50), (37, 96), (80, 96)]
+    [told] = network(batch, torch.tensor(sizes))
+    for i, (rows, columns) in enumerate(sizes):
+        [alone] = network(batch[i : i + 1, :, :rows, :columns])
+        height, width = alone.shape[2:]
+        torch.testing.assert_close(told[i, :, :height, :width], alone[0], rtol=1e-9, atol=1e-9)
+        assert not told[i, :, height:].any()
+        assert not told[i, :, :, width:].any()
+    as_published = Segmenter(backbone, head, num_classes=3, masked=False, model_args=given).eval()
+    torch.testing.assert_close(as_published(batch.float(), sizes)[0], as_published(batch.float())[0], rtol=0, atol=0)
+
+
 def test_an_unknown_head_is_refused():
     with pytest.raises(ValueError, match="head: expected one of semantic_fpn, upernet, got 'fcn'"):
         Segmenter("mavit_tiny", "fcn")

@@ -193,6 +193,14 @@ def test_two_processes_train_what_one_does(tiny: Tiny):
         if same and one["kind"] == "epoch":  # a step's line is of the first process alone
             assert two["train_loss"] == pytest.approx(one["train_loss"], rel=1e-4)
             assert two["test"] == pytest.approx(one["test"], rel=1e-3)
+    # What two processes have judged together is what the first of them has saved.
+    metric, best = tiny.task.metric, None
+    for line in lines["two"]:
+        for told in (line.get("test"), line.get("averaged")):
+            if told is not None and metric.better(told[metric.name], best):
+                best = told[metric.name]
+    found = tasks.evaluate(tiny.folder / "two", tiny.spec, batch_size=2)
+    assert found[metric.name] == pytest.approx(best, rel=1e-4, abs=1e-6)
 
 
 def test_it_is_evaluated_as_it_was_when_it_was_trained(tiny: Tiny, whole: Result):

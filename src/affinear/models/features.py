@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import timm
 from timm.layers import LayerNorm2d
+from timm.models import group_parameters
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -122,6 +124,28 @@ class Features(nn.Module):
             maps = [out.permute(0, 3, 1, 2) for out in maps]
         return maps
 
+    def matcher(self, prefix: str, coarse: bool = False) -> Callable[[str], int]:
+        """The layer of each parameter of a network around this one, by its name, for layer-wise learning rates.
+
+        Args:
+            prefix: What the names of these parameters begin with there.
+            coarse: Whether a stage is one layer.
+
+        Returns:
+            A function as timm's `group_matcher` may give: layers of the backbone count from the input on; norms of the
+            maps, and all that is not of the backbone, are the layer after the last.
+        """
+        own: Any = getattr(self.body, "model", None)
+        if hasattr(own, "group_matcher"):
+            found: Any = group_parameters(own, own.group_matcher(coarse=coarse), reverse=True)
+            layers: dict[str, int] = {f"{prefix}body.model.{name}": layer for name, layer in found.items()}
+        else:  # timm took the network apart, and with it what it says about layers
+            names = [name for name, _ in self.body.named_parameters()]
+            order = {stem: i for i, stem in enumerate(dict.fromkeys(map(_stem, names)))}
+            layers = {f"{prefix}body.{name}": order[_stem(name)] for name in names}
+        after = max(layers.values(), default=-1) + 1
+        return lambda name: layers.get(name, after)
+
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Whether training recomputes activations instead of keeping them; the maps stay the same."""
         holder: Any = self.body if hasattr(self.body, "set_grad_checkpointing") else getattr(self.body, "model", None)
@@ -137,6 +161,12 @@ class Features(nn.Module):
 def _pads(sizes: Sequence[tuple[int, int]] | Tensor, size: tuple[int, int]) -> bool:
     """Whether an image may be smaller than its place. A tensor is not looked at: that would keep a GPU waiting."""
     return isinstance(sizes, Tensor) or any(tuple(own) != size for own in sizes)
+
+
+def _stem(name: str) -> str:
+    """The block that a parameter belongs to: its name up to the second number, or to the first if there is no other."""
+    found = re.match(r"\D*\d+(?:[a-z_.]*\.\d+(?=\.))?", name)
+    return found[0] if found else name.partition(".")[0]
 
 
 def _create(name: str, pretrained: bool, model_args: dict[str, Any]) -> nn.Module:

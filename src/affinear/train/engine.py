@@ -35,7 +35,7 @@ from .records import Log, Record
 from .seeding import kept_random_state, seed_step
 from .signals import Wish, wishes
 from .starting import made_with
-from .state import load_into, snapshot
+from .state import load_into, share_buffers, snapshot
 from .stepping import Fault, Stepper
 from .task import Data, Job, Score, Setup, Work
 
@@ -420,6 +420,8 @@ class _Trainer:
 
     def _score(self, network: nn.Module) -> Score:
         network.eval()
+        if self._kit.accelerator.num_processes > 1 and not is_sharded(self._kit.accelerator):
+            share_buffers(network)  # what is saved is the first process's, so that is what all judge
         counting = self._kit.context.counting(self._kit.accelerator)
         return scored(self._work, network, self._unless_asked(self._kit.test_batches), counting)
 

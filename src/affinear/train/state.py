@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.distributed as dist
+from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from .checkpoint import Position, Snapshot
@@ -61,3 +63,9 @@ def _load(kit: Kit, taken: Snapshot) -> None:
         raise ValueError("one has averaged weights and the other has not")
     if kit.average is not None and taken.average is not None:
         kit.average.module.load_state_dict(taken.average)
+
+
+def share_buffers(network: nn.Module) -> None:
+    """Give every process the buffers of the first, as the statistics of batch norms, which each took of its batches."""
+    for buffer in network.buffers():
+        dist.broadcast(buffer.detach(), 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -114,6 +114,11 @@ class Detector(nn.Module):
         height, width = (-(-side // DIVISOR) * DIVISOR for side in (height, width))
         tensors = torch.stack([F.pad(one, (0, width - one.shape[-1], 0, height - one.shape[-2])) for one in ready])
         return ImageList(tensors, [(one.shape[-2], one.shape[-1]) for one in ready])
+
+    def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:
+        """How parameters group into layers, for layer-wise learning rates: the backbone's own, then all that is new."""
+        place = next(name for name, module in self.named_modules() if module is self.backbone.features)
+        return self.backbone.features.matcher(f"{place}.", coarse)
 
     def _normal(self, image: Tensor) -> Tensor:
         if image.ndim != 3 or image.shape[0] != 3:
