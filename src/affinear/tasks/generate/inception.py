@@ -156,17 +156,14 @@ class Inception(nn.Module):
 
 def resized(x: Tensor, side: int) -> Tensor:
     """Maps (B, C, H, W) as a square, by the rule of 2015: pixel i comes from i times the ratio of the sides."""
-    down, right = (_pull(length, side, x) for length in x.shape[2:])
-    return down @ x @ right.T
-
-
-def _pull(length: int, side: int, like: Tensor) -> Tensor:
-    """How a line of so many pixels becomes one of `side`: a matrix (side, length)."""
-    places = torch.arange(side, dtype=torch.float64) * length / side
-    low = places.floor().long()
-    high, share = (low + 1).clamp(max=length - 1), places - low
-    eye = torch.eye(length, dtype=torch.float64)
-    return torch.lerp(eye[low], eye[high], share[:, None]).to(like)
+    # Not by a product of matrices, which a GPU may round to ten bits.
+    for axis in (2, 3):
+        length = x.shape[axis]
+        places = torch.arange(side, dtype=torch.float64, device=x.device) * length / side
+        low = places.floor().long()
+        share = (places - low).to(x.dtype).view(-1, *[1] * (3 - axis))
+        x = torch.lerp(x.index_select(axis, low), x.index_select(axis, (low + 1).clamp(max=length - 1)), share)
+    return x
 
 
 def load(file: Path | None = None) -> Inception:

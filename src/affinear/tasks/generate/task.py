@@ -26,6 +26,7 @@ from .work import CALM, GenerateWork, judged_by
 SMALLEST_SIZE = (32, 32)  # of pictures that come in many sizes
 LARGEST, MOST_AT_ONCE, MOST_CHANNELS = 2**13, 2**16, 2**10  # that a file of weights may ask for
 MOST_MADE = 2**20
+DRAWN_AT_ONCE = 64
 ANY = "any"
 NAMED = 8  # classes that an error names
 # What stands around the mechanism in every arm of a comparison: MALA's own parts, so that the arms differ in the
@@ -224,15 +225,18 @@ def _made(
     seed: int,
     decode: Callable[[Tensor], Tensor] | None,
 ) -> Tensor:
-    """Pictures (B, 1 or 3, H, W), uint8."""
-    device = next(trained.network.parameters()).device
-    labels = torch.full((len(noise),), label, device=device)
+    """Pictures (B, 1 or 3, H, W), uint8, some at a time."""
+    device, job = next(trained.network.parameters()).device, trained.job
     generator = torch.Generator(device).manual_seed(seed)
-    process = process_of(trained.job.settings.process)
-    made = sample(cast(Network, trained.network), process, way, noise.to(device), labels, generator)
-    if decode is not None:
-        return seen(decode(made / trained.job.settings.latent_scale), False)
-    return seen(made, trained.job.facts["latent"])
+    process, pictures = process_of(job.settings.process), list[Tensor]()
+    for some in noise.split(DRAWN_AT_ONCE):
+        labels = torch.full((len(some),), label, device=device)
+        made = sample(cast(Network, trained.network), process, way, some.to(device), labels, generator)
+        if decode is not None:
+            pictures.append(seen(decode(made / job.settings.latent_scale), False).cpu())
+        else:
+            pictures.append(seen(made, job.facts["latent"]).cpu())
+    return torch.cat(pictures)
 
 
 def _way(trained: Trained[Pictures, Generation], options: Drawing) -> Way:
