@@ -5,8 +5,10 @@
 trains every cell that is not there yet, several at a time on one GPU, the first seed of all before the second of any,
 on what `scripts/pack_voices.py` packed: ten hours of 22 characters of a game. Five others are held out. A cell writes
 `cells/NAME.json` when it is done; when the time is over a cell keeps where it is in `state/`, nothing new is begun, and
-the same command goes on. `--probe` times a few steps of each, `--part table` prints what came out. It needs torch,
-timm, accelerate and numpy.
+the same command goes on. How many steps there are is found out in the beginning, from how fast the slowest cell is
+among all of them, so that all end in time; the number is in `state/steps.json` and in every cell, and `--steps` sets it
+for a later call on another machine. `--probe` times a few steps of each, `--part table` prints what came out. It needs
+torch, timm, accelerate and numpy.
 
 All arms have the same convolutions, norms, feed-forwards and recipe; rotary positions but for `softmax_relative`, which
 is as published, and no gates. `none` has no attention. `mala_causal` hears recordings as they come: its features are
@@ -16,6 +18,7 @@ normalised by the corpus, and its stream is held to the whole, token for token.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import math
@@ -59,9 +62,12 @@ ARMS: dict[str, dict[str, Any]] = {
     "none": {"mechanism": "none"},
     "mala_causal": {"mechanism": "mala", "causal": True},
 }
-SHAPE: dict[str, Any] = {"dim": 160, "depth": 12, "num_heads": 4, "conv_norm": "layer", "dropout": 0.1}
+SHAPE: dict[str, Any] = {"dim": 160, "depth": 8, "num_heads": 4, "conv_norm": "layer", "dropout": 0.1}
 SPEEDS = (0.9, 1.0, 1.1)
-ROUND = 64  # frames that lengths of batches are multiples of, so that few shapes come
+MASKS = Masks(bands=2, band_width=27, times=5, time_share=0.05)
+WARM, TIMED = 8, 25  # steps that build kernels, and steps that are timed, before the number of steps is decided
+MARGIN, LAST = 0.85, 25.0  # share of the time that is planned for, and seconds to judge
+ROUND = 64  # frames that lengths of batches differ by, so that few shapes come
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,7 @@ class Plan:
     """How every cell is trained.
 
     Attributes:
-        steps: In all.
+        steps: In all, at most.
         seconds: Of a batch, padding included.
         places: Recordings of a batch at most.
         lr: Peak of the learning rate.
@@ -78,7 +84,7 @@ class Plan:
         average: Decay of the averaged weights, which are judged.
     """
 
-    steps: int = 4500
+    steps: int = 5000
     seconds: float = 320.0
     places: int = 128
     lr: float = 1e-3
@@ -136,7 +142,7 @@ class Corpus:
     def batch(self, indices: Sequence[int], ear: Ear, speeds: Sequence[float]) -> tuple[Tensor, Tensor]:
         """Normalised features (B, T, F) of recordings at their speeds, and the frames of each."""
         frames = [int(self.frames[i] / speed) for i, speed in zip(indices, speeds, strict=True)]
-        length = -(-max(frames) // ROUND) * ROUND
+        length = -(-(max(frames) - 3) // ROUND) * ROUND + 3  # as many as 16, 32, 48 ... tokens are made of
         counts, starts = (torch.tensor(x, device=self.device) for x in (frames, [self.starts[i] for i in indices]))
         place = torch.arange(length, device=self.device)
         inside = place < counts[:, None]
@@ -218,7 +224,7 @@ class Trainer:
         indices = self.indices(step)
         speeds = random.choice(SPEEDS, size=len(indices)).tolist()
         features, frames = self.corpus.batch(indices, self.ear, speeds)
-        features = mask(features, frames, Masks())
+        features = mask(features, frames, MASKS)
         pieces = [self.corpus.targets[i] for i in indices]
         lengths = torch.tensor([len(one) for one in pieces])
         targets = torch.zeros(len(pieces), int(lengths.max()), dtype=torch.int64)
@@ -314,18 +320,54 @@ def streamed(network: Conformer, corpus: Corpus, ear: Ear, count: int) -> dict[s
     return {"recordings": len(chosen), "same": same, "tokens": tokens, "same_tokens": equal}
 
 
+def fitted(cell: Cell, plan: Plan, corpus: Corpus, given: argparse.Namespace) -> Plan:
+    """The plan with as many steps as the slowest of all cells can do in the time that is left."""
+    folder, decided = given.out / "state", given.out / "state" / "steps.json"
+    if given.steps is not None or given.until == math.inf:
+        return plan
+    if not decided.is_file():
+        (folder / f"{cell.name}.rate").write_text(str(seconds_of_a_step(Trainer(cell, plan, corpus))))
+        patience = time.monotonic() + 90
+        while len(list(folder.glob("*.rate"))) < given.crowd and time.monotonic() < patience and not decided.is_file():
+            time.sleep(0.2)
+        slowest = max(float(file.read_text() or 0) for file in folder.glob("*.rate"))
+        left = MARGIN * (given.until - time.time()) / given.rounds - LAST
+        steps = min(plan.steps, max(100, int(left / slowest / 50) * 50))
+        with contextlib.suppress(FileExistsError), decided.open("x") as file:
+            json.dump(steps, file)
+    time.sleep(0.5)  # until whoever decided has written it
+    return Plan(**{**asdict(plan), "steps": json.loads(decided.read_text())})
+
+
+def seconds_of_a_step(trainer: Trainer) -> float:
+    """What a step takes, with all that runs beside it."""
+    for _ in range(WARM):
+        trainer.advance()
+    _wait()
+    begun = time.monotonic()
+    for _ in range(TIMED):
+        trainer.advance()
+    _wait()
+    return (time.monotonic() - begun) / TIMED
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 def run(cell: Cell, plan: Plan, given: argparse.Namespace) -> None:
     """Train a cell until it is done or the time is over, and write down which."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     corpus = Corpus(given.data, given.out / "state" / "features.npy", device)
+    plan = fitted(cell, plan, corpus, given)
     trainer = Trainer(cell, plan, corpus)
     kept = given.out / "state" / f"{cell.name}.pt"
     if kept.is_file():
         trainer.load(torch.load(kept, map_location=device, weights_only=True))
-    print(
-        f"{cell.name} at step {trainer.step}; {len(corpus.train)} recordings, {len(corpus.test)} held out", flush=True
-    )
+    sizes = f"{len(corpus.train)} recordings, {len(corpus.test)} held out"
+    print(f"{cell.name} at step {trainer.step} of {plan.steps}; {sizes}", flush=True)
     begun = time.monotonic()
     while trainer.step < plan.steps:
         trainer.advance()
@@ -372,13 +414,15 @@ def train_all(given: argparse.Namespace) -> None:
     unpack_once(given.data, given.out / "state" / "features.npy")
     left = [cell for cell in cells(given.only, given.seeds) if not (folder / f"{cell.name}.json").is_file()]
     print(f"{len(left)} cells to train, {given.parallel} at a time", flush=True)
+    crowd = min(given.parallel, len(left))
+    shared = ["--crowd", str(crowd), "--rounds", str(-(-len(left) // max(1, crowd)))]
     begun, running, failed = time.monotonic(), dict[Cell, subprocess.Popen[bytes]](), list[str]()
     until = time.time() + 60 * given.minutes
     while left or running:
         late = time.time() > until
         while left and len(running) < given.parallel and not late:
             cell = left.pop(0)
-            command = [sys.executable, __file__, *sys.argv[1:], "--cell", cell.name, "--until", str(until)]
+            command = [sys.executable, __file__, *sys.argv[1:], *shared, "--cell", cell.name, "--until", str(until)]
             log = (folder / f"{cell.name}.log").open("ab")
             environment = {**os.environ, "OMP_NUM_THREADS": "2"}
             running[cell] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
@@ -414,15 +458,9 @@ def probe(given: argparse.Namespace, plan: Plan) -> None:
     print(f"data read in {time.monotonic() - begun:.0f} s: {hours[0]:.2f} h, {hours[1]:.2f} h held out", flush=True)
     for arm in given.only:
         trainer = Trainer(Cell(arm, 0), plan, corpus)
-        torch.cuda.reset_peak_memory_stats() if device.type == "cuda" else None
-        for _ in range(8):
-            trainer.advance()
-        torch.cuda.synchronize() if device.type == "cuda" else None
-        half = time.monotonic()
-        for _ in range(12):
-            trainer.advance()
-        torch.cuda.synchronize() if device.type == "cuda" else None
-        took = (time.monotonic() - half) / 12
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        took = seconds_of_a_step(trainer)
         peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
         epochs = plan.steps / trainer.order.batches
         print(
@@ -434,11 +472,11 @@ def probe(given: argparse.Namespace, plan: Plan) -> None:
 
 def line(told: dict[str, Any]) -> str:
     """A cell in a line."""
-    cell = Cell(**told["cell"])
+    cell, steps = Cell(**told["cell"]), told["plan"]["steps"]
     stream = f", stream {told['stream']['same_tokens']}/{told['stream']['tokens']} tokens" if "stream" in told else ""
     return (
         f"{cell.name}: WER {100 * told['wer']:.1f} CER {100 * told['cer']:.1f}, {told['parameters'] / 1e6:.2f} M, "
-        f"{told['train_s']:.0f} s, {told['peak_gib']:.1f} GiB{stream}"
+        f"{steps} steps, {told['train_s']:.0f} s, {told['peak_gib']:.1f} GiB{stream}"
     )
 
 
@@ -474,10 +512,12 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=9, help="after which cells keep where they are and end")
     parser.add_argument("--probe", action="store_true", help="time some steps of each arm, and stop")
-    parser.add_argument("--steps", type=int, help="instead of the plan's own")
+    parser.add_argument("--steps", type=int, help="instead of what the time allows")
     parser.add_argument("--seconds", type=float, help="of a batch, instead of the plan's own")
     parser.add_argument("--limit", type=int, help="recordings that are judged at most, for a trial")
     parser.add_argument("--cell", help="one cell, in this process")
+    parser.add_argument("--crowd", type=int, default=1, help="of --cell: how many run at a time")
+    parser.add_argument("--rounds", type=int, default=1, help="of --cell: how many come one after the other")
     parser.add_argument("--until", type=float, default=math.inf, help="of --cell: when to stop, in seconds since 1970")
     given = parser.parse_args()
     given.only = given.only.split(",")
