@@ -355,3 +355,18 @@ def test_processes_are_saved_when_stopped_and_a_dead_one_is_told(tmp_path: Path)
     left = next(cell for cell in plan.cells if cell.variant != killed[0])
     assert list((left.folder / "run").glob("step-*"))
     assert not any(child.name.endswith("seed 0") for child in active_children())
+
+
+def test_a_dry_run_tells_what_would_be_trained_and_writes_nothing(tmp_path: Path):
+    words = ("--dry-run", "--mechanisms", "linear,mala_layer", "--seeds", "3", "--epochs", "7")
+    result = command("--output", tmp_path / "a", *words)
+    assert result.exit_code == 0, result.output
+    for said in (
+        "6: 2 variants, 3 seeds; 0 are through",
+        "7 epochs in batches of 96",
+        "linear",
+        "M parameters",
+        "GMACs",
+    ):
+        assert said in result.output
+    assert not (tmp_path / "a").exists()

@@ -46,6 +46,7 @@ def compare(
         typer.Option(min=0, help="Networks trained at a time; one per core if not given, 0: in this process."),
     ] = None,
     plugin: Plugins = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be trained, and stop.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="One seed, two epochs: whether it works.")] = False,
 ) -> None:
     """Train the same network once per attention and seed, and say which differences are real: the papers' experiment.
@@ -84,6 +85,9 @@ def compare(
             plugins=plugin or (),
             **changes,
         )
+        if dry_run:
+            print("\n".join(comparisons.outline(plan)))
+            return
         listen()
         results = comparisons.run(plan, screens.for_people())
     if results.outcomes:

@@ -44,6 +44,7 @@ def evaluate(
     import json
 
     from affinear import tasks
+    from affinear.train import confused
 
     with told_in_a_sentence():
         load_plugins(plugin)
@@ -66,6 +67,8 @@ def evaluate(
         value = part.numbers.get(trained.task.metric.name)
         shown = "-" if value is None else trained.task.metric.told(value)
         print(f"{shown:>9}  of {part.count:6}  {part.name}")
+    for line in confused.lines([part.name for part in score.parts], score.confusion):
+        print(line)
     known = [measure for measure in trained.task.measures if measure.name in score.numbers]
     known.sort(key=lambda measure: measure.name == "loss")
     numbers = [f"{measure.title} {measure.told(score[measure.name])}" for measure in known]
@@ -76,4 +79,5 @@ def evaluate(
 def _content(task: Task[Any, Any], score: Score) -> dict[str, Any]:
     """For machines: the numbers beside each other, and those of each class."""
     parts = [{"name": part.name, task.samples: part.count, **part.numbers} for part in score.parts]
-    return {**score.numbers, task.samples: score.count, task.parts: parts, "skipped": list(score.skipped)}
+    counted = {"confusion": score.confusion} if score.confusion else {}
+    return {**score.numbers, task.samples: score.count, task.parts: parts, **counted, "skipped": list(score.skipped)}

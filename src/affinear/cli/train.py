@@ -51,6 +51,10 @@ def train(
     ] = None,
     weights: Annotated[Path | None, typer.Option(help="Weights to begin with, .safetensors or released.")] = None,
     plugin: Plugins = None,
+    freeze: Annotated[
+        str | None,
+        typer.Option(help="What keeps its weights: body (all but the head), or names of parts with commas."),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume/--no-resume", help="Continue a run in the folder; or refuse to if there is one.")
     ] = True,
@@ -77,6 +81,7 @@ def train(
         "workers": workers,
         "compile": compiled,
         "context_parallel": context_parallel,
+        "freeze": freeze,
     }
     with told_in_a_sentence():
         load_plugins(plugin)
@@ -93,6 +98,8 @@ def train(
             _print_plan(run, opened)
             return
         tunes = "finetune" in chosen.recipes and setup == fitted(chosen, model, "finetune", changes, opened)[0]
+        if freeze and weights is None and is_first():
+            print("What is frozen keeps its fresh weights, as there are no --weights.", file=sys.stderr)
         if tunes and weights is None and is_first():
             print("The recipe is for fine-tuning, and without --weights it starts from nothing.", file=sys.stderr)
         result = run_training(run, resume=resume, force=force, progress=progress.for_people(), data=opened)

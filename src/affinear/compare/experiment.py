@@ -268,6 +268,28 @@ def _run_here(plan: Comparison, cells: Sequence[Cell], screen: Screen, finished:
     return True
 
 
+def outline(plan: Comparison) -> list[str]:
+    """What a comparison would do, in lines for people; nothing is written and nothing trained."""
+    through = sum(Outcome.read(cell.folder / CELL) is not None for cell in plan.cells)
+    recipe, (train, test) = plan.recipe, plan.opened.sizes
+    length = f"{recipe.epochs} epochs" if recipe.steps is None else f"{recipe.steps} steps"
+    lines = [
+        f"data      {plan.opened.name}: {train:,} training and {test:,} test {plan.task.samples}",
+        f"cells     {len(plan.cells)}: {len(plan.variants)} variants, {len(plan.seeds)} seeds; {through} are through",
+        f"each      {length} in batches of {recipe.batch_size}, learning rate {recipe.lr:.1e}",
+        f"at a time {plan.jobs or 1}" + ("" if plan.jobs else ", in this process"),
+        f"output    {plan.output}",
+    ]
+    for cell in plan.cells[: len(plan.variants)]:
+        job = settled(Run(cell.model, cell.data, cell.folder, cell.setup, cell.model_args), plan.opened)
+        with kept_random_state():
+            parameters = sum(parameter.numel() for parameter in plan.task.network(job).parameters())
+        work = plan.task.macs(job)
+        macs = "" if work is None else f", {work / 1e9:.3f} GMACs"
+        lines.append(f"  {cell.variant:<24} {parameters / 1e6:.3f} M parameters{macs}")
+    return lines
+
+
 def enter(plan: Comparison) -> None:
     """Make the folder of a comparison, or make sure that it holds this one.
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
+from ..ops import Mechanism
+
 
 def weights_at_fault(network: nn.Module) -> str | None:
     """The first parameter or buffer that is not finite, or None.
@@ -49,7 +51,21 @@ def layer_at_fault(network: nn.Module, batch: Any, run: Callable[[], Any]) -> st
             return name
     with _listening(network) as heard, torch.no_grad():
         run()
-    return f"layer {heard[0]}" if heard else "loss"
+    return f"layer {heard[0]}{_by(network, heard[0])}" if heard else "loss"
+
+
+def _by(network: nn.Module, name: str) -> str:
+    """The mechanism of the attention that a layer is, or is a part of, in words; nothing if it is none."""
+    parts = name.partition(" (")[0].split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            module = network.get_submodule(".".join(parts[:length]))
+        except AttributeError:
+            return ""
+        mechanism = getattr(module, "mechanism", None)
+        if isinstance(mechanism, Mechanism):
+            return f", whose attention is {mechanism.name!r}"
+    return ""
 
 
 def finite(tensor: Tensor) -> bool:

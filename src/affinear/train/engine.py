@@ -275,6 +275,8 @@ class _Trainer:
     def _learn(self) -> None:
         self._kit.network.train()
         self._kit.called.train()
+        for module in self._kit.still:
+            module.eval()
         self._began = time.perf_counter()
 
     def _is_close(self, step: int) -> bool:

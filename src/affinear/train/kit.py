@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .context import Context, context_of
 from .devices import is_sharded
+from .freezing import freeze
 from .recipe import Recipe
 from .seeding import seed_of
 from .task import Data, Job, Task, Work
@@ -54,6 +55,7 @@ class Kit:
     train_batches: Batches
     test_batches: Batches
     steps_per_epoch: int
+    still: tuple[nn.Module, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -96,6 +98,7 @@ def build(
     network = task.network(job)
     if start is not None:
         task.start(network, start, source)
+    still = freeze(network, recipe.freeze)
     network = context.spread(_placed(network, accelerator, recipe))
     average = None if recipe.ema_decay is None else ModelEmaV3(network, decay=recipe.ema_decay)
     work = task.work(job, data, accelerator.device)
@@ -115,6 +118,7 @@ def build(
         train_batches=context.loader(accelerator, train),
         test_batches=context.loader(accelerator, test),
         steps_per_epoch=steps,
+        still=still,
     )
 
 

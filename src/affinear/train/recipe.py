@@ -15,6 +15,14 @@ PRECISIONS = ("no", "bf16", "fp16")
 SCHEDULES = ("cosine", "tanh", "poly", "step", "multistep")
 
 
+def _read_freeze(text: str) -> str | None:
+    return None if text.lower() == "none" else text  # commas stay
+
+
+def _is_freeze(value: object) -> bool:
+    return value is None or (isinstance(value, str) and bool(value))
+
+
 @dataclass(frozen=True)
 class Recipe(Settings):
     """Every setting of a run that is the engine's, whatever is trained. A task has settings of its own beside it.
@@ -43,6 +51,8 @@ class Recipe(Settings):
         warmup_steps: The same in steps, instead of `warmup_epochs`; None for epochs.
         warmup_lr: Where it starts.
         min_lr: Where it ends.
+        freeze: What keeps its weights: "body" for all but the head, or how names of parameters begin, with commas; None
+            for nothing.
         clip_grad: Largest norm of the gradient; None for no limit.
         ema_decay: Decay of the averaged weights that are kept beside the trained ones; None for none.
         ema_batch: Batch that `ema_decay` is meant for; it is raised to `batch_size` over this. 0: taken as it is.
@@ -103,6 +113,7 @@ class Recipe(Settings):
     warmup_steps: int | None = None
     warmup_lr: float = 1e-6
     min_lr: float = 1e-5
+    freeze: str | None = None
     clip_grad: float | None = None
     ema_decay: float | None = None
     ema_batch: int = 0
@@ -186,6 +197,7 @@ class Recipe(Settings):
         "warmup_steps": settings.whole(0, optional=True),
         "warmup_lr": settings.at_least_0(),
         "min_lr": settings.at_least_0(),
+        "freeze": Check("body, or beginnings of names, or none", _is_freeze, _read_freeze),
         "clip_grad": settings.more_than_0(optional=True),
         "ema_decay": settings.share(below=True, optional=True),
         "ema_batch": settings.whole(0),

@@ -138,6 +138,8 @@ class Score:
         count: Samples that were looked at.
         parts: Parts of the test set by themselves, such as each class.
         skipped: Names of samples that could not be read.
+        confusion: Of the samples of each part, a row, how many were taken for each, a column; none if a task does not
+            tell.
 
     Examples:
         >>> Score({"top1": 0.5}, 8)["top1"]
@@ -148,6 +150,7 @@ class Score:
     count: int
     parts: tuple[Part, ...] = ()
     skipped: tuple[str, ...] = ()
+    confusion: tuple[tuple[int, ...], ...] = ()
 
     def __getitem__(self, name: str) -> float:
         return self.numbers[name]

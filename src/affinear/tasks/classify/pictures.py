@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ...train import page
+from ...train import confused, page
 from ...train.page import Section
 from ..images.batching import Batching, as_tensor
 from .images import Images
@@ -33,7 +33,20 @@ def sections(network: nn.Module, images: Images, batching: Batching, device: tor
     chances = torch.cat([_chances(network, images, part, batching, device) for part in _split(numbers)])
     targets = torch.tensor([images.test[number][1] for number in numbers])
     note = f"Of {len(numbers)} test images, evenly among all."
-    return [_worst(images, numbers, chances, targets, note), _classes(images.class_names, chances, targets, note)]
+    return [
+        _worst(images, numbers, chances, targets, note),
+        _classes(images.class_names, chances, targets, note),
+        _confusion(images.class_names, chances, targets, note),
+    ]
+
+
+def _confusion(class_names: tuple[str, ...], chances: Tensor, targets: Tensor, note: str) -> Section:
+    """Which class is taken for which."""
+    count = len(class_names)
+    taken = torch.zeros(count, count, dtype=torch.int64)
+    taken.index_put_((targets, chances.argmax(1)), torch.ones_like(targets), accumulate=True)
+    shown = confused.html(class_names, taken.tolist())
+    return Section("What is taken for what", shown, f"Rows are what images show, columns what they are told as. {note}")
 
 
 def _split(numbers: list[int]) -> list[list[int]]:

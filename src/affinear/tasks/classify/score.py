@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from ...train.task import Measure, Part, Score
 from .samples import NO_IMAGE, Batch
 
+MOST_CLASSES = 1000  # of which it is counted which is taken for which
 TOP1 = Measure("top1", "top-1", share=True)
 TOP5 = Measure("top5", "top-5", share=True)
 LOSS = Measure("loss", "test loss", higher_is_better=False, form=".3f")
@@ -34,6 +36,7 @@ def score(
     count = len(class_names)
     # Rows: images, first guesses right, among the first five; by class. Sums of float64 are exact for counts.
     table = torch.zeros(3, count, dtype=torch.float64, device=accelerator.device)
+    taken = torch.zeros(count**2 if count <= MOST_CLASSES else 0, dtype=torch.float64, device=accelerator.device)
     loss = torch.zeros((), dtype=torch.float64, device=accelerator.device)
     with torch.no_grad():
         for images, targets in batches:
@@ -45,11 +48,14 @@ def score(
             right = guesses == targets[:, None]
             rows = torch.stack((torch.ones_like(targets, dtype=torch.bool), right[:, 0], right.any(1))).double()
             table.index_add_(1, targets, rows)
+            if len(taken):
+                taken += torch.bincount(targets * count + guesses[:, 0], minlength=count**2)
             loss += F.cross_entropy(logits, targets, reduction="sum").double()
-    return _score(accelerator.reduce(table), accelerator.reduce(loss), class_names)  # pyright: ignore[reportArgumentType]
+    sums: Any = accelerator.reduce((table, loss, taken))
+    return _score(sums[0], sums[1], sums[2], class_names)
 
 
-def _score(table: Tensor, loss: Tensor, class_names: tuple[str, ...]) -> Score:
+def _score(table: Tensor, loss: Tensor, taken: Tensor, class_names: tuple[str, ...]) -> Score:
     counts, first, five = table.tolist()
     total = int(sum(counts))
     if not total:
@@ -58,4 +64,6 @@ def _score(table: Tensor, loss: Tensor, class_names: tuple[str, ...]) -> Score:
         Part(name, int(n), {"top1": right / n if n else 0.0})
         for name, n, right in zip(class_names, counts, first, strict=True)
     )
-    return Score({"top1": sum(first) / total, "top5": sum(five) / total, "loss": loss.item() / total}, total, parts)
+    numbers = {"top1": sum(first) / total, "top5": sum(five) / total, "loss": loss.item() / total}
+    rows = taken.long().view(len(class_names), -1).tolist() if len(taken) else []
+    return Score(numbers, total, parts, confusion=tuple(map(tuple, rows)))
