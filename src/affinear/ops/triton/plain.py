@@ -57,13 +57,6 @@ class Memory:
         self.calls: dict[Key, Prepared] = {}
         self.lock = Lock()
 
-    def get(self, key: Key) -> Prepared | None:
-        """A call like this; None for what has no hash, which the checks will complain of."""
-        try:
-            return self.calls.get(key)
-        except TypeError:
-            return None
-
     def entry(self, key: Key, options: tuple[Any, ...], device: torch.device) -> Prepared:
         """The same, made where there is none."""
         with self.lock:
@@ -96,8 +89,6 @@ def _is_plain(query: Tensor, key: Tensor, value: Tensor, mechanism: Any, scale: 
         type(query) is type(key) is type(value) is Tensor
         and type(mechanism) is str
         and (scale is None or type(scale) is float)
-        and query.layout is key.layout is value.layout is torch.strided
-        and not (query.is_nested or key.is_nested or value.is_nested)
         and not (_transformed() or _modes() or forward_ad._current_level >= 0)  # pyright: ignore[reportPrivateUsage]
     )
 
@@ -108,7 +99,10 @@ def attention(
     """Answers to a call like one before; None where there was none, or where it is to be looked at more closely."""
     if is_compiling() or not MEMORY.calls or not _is_plain(query, key, value, mechanism, scale):
         return None
-    prepared = MEMORY.get(key_of(query, key, value, mechanism, scale, backend, layout))
+    try:
+        prepared = MEMORY.calls.get(key_of(query, key, value, mechanism, scale, backend, layout))
+    except (RuntimeError, TypeError):  # tensors without strides, options without a hash: the checks have words for them
+        return None
     if prepared is None:
         return None
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -22,19 +23,13 @@ class NotBuiltError(Exception):
     """A launch was never made before, so there is nothing to make again."""
 
 
-class Place(NamedTuple):
-    """Where an argument lies: in which tensor of a call, and how many bytes into it."""
-
-    tensor: int
-    offset: int
-
-
 class Launch(NamedTuple):
-    """One launch: a kernel that was built, its grid, its addresses, and its numbers and constants."""
+    """One launch: what Triton calls to make it, for which grid and kernel; which addresses; numbers and constants."""
 
-    built: Any
+    run: Callable[..., None]
     grid: tuple[int, int, int]
-    places: tuple[Place, ...]
+    kernel: tuple[Any, Any]
+    pick: Callable[[list[int]], tuple[int, ...]]
     rest: tuple[Any, ...]
 
 
@@ -45,24 +40,26 @@ class Plan:
     Attributes:
         makes: Shape, strides and dtype of every tensor that a call needs beside its arguments, those it returns first.
         returns: How many of them it returns.
-        launches: In order. Their tensors are the arguments and then what is made.
+        offsets: Where tensors begin in the room, which is the last of those that are made.
+        launches: In order. They pick from the addresses of arguments, of what is made, and of what lies in the room.
     """
 
     makes: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], ...]
     returns: int
+    offsets: tuple[int, ...]
     launches: tuple[Launch, ...]
 
-    def run(self, device: torch.device, stream: int, places: Sequence[int]) -> list[Tensor]:
+    def run(self, device: torch.device, stream: int, places: list[int]) -> list[Tensor]:
         """Make the launches for arguments at these addresses, all aligned."""
         # Which takes a third less time than `torch.empty`.
         made = [torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in self.makes]
-        places = [*places, *[x.data_ptr() for x in made]]
-        for built, (x, y, z), where, rest in self.launches:
+        places += [x.data_ptr() for x in made]
+        if self.offsets:
+            room = places[-1]
+            places += [room + offset for offset in self.offsets]
+        for run, (x, y, z), (function, metadata), pick, rest in self.launches:
             # As `built[grid]` does, less the words for those who watch: 7 µs on the machine of an H200.
-            built.run(
-                x, y, z, stream, built.function, built.packed_metadata, None, None, None,
-                *[places[i] + offset for i, offset in where], *rest,
-            )  # fmt: skip
+            run(x, y, z, stream, function, metadata, None, None, None, *pick(places), *rest)
         return made[: self.returns]
 
 
@@ -89,29 +86,29 @@ class Tape:
             raise NotBuiltError
         for x in tensors:
             if id(x) not in self.arguments:
+                # A view is what it is a view of, if both begin at the same address.
+                assert x.data_ptr() == _storage(x)
                 self.made.setdefault(_storage(x), x)
         self.noted.append((found.built, grid, tensors, (*numbers, *found.constants)))
 
     def plan(self, results: Sequence[Tensor]) -> Plan:
         """The plan of what was noted: results are tensors of their own, all else lies in one room."""
-        given, makes = len(self.arguments), [(tuple(x.shape), x.stride(), x.dtype) for x in results]
-        where = {_storage(x): Place(given + i, 0) for i, x in enumerate(results)}
+        first, makes = len(self.arguments), [(tuple(x.shape), x.stride(), x.dtype) for x in results]
+        where = {_storage(x): first + i for i, x in enumerate(results)}
         others = {storage: x for storage, x in self.made.items() if storage not in where}
+        offsets, size = lay_out([x.untyped_storage().nbytes() for x in others.values()])
         if others:
-            offsets, size = lay_out([x.untyped_storage().nbytes() for x in others.values()])
-            where |= {
-                storage: Place(given + len(makes), offset) for storage, offset in zip(others, offsets, strict=True)
-            }
             makes.append(((size,), (1,), torch.uint8))
+            where |= {storage: first + len(makes) + i for i, storage in enumerate(others)}
 
-        def place(x: Tensor) -> Place:
-            if id(x) in self.arguments:
-                return Place(self.arguments[id(x)], 0)
-            first = where[_storage(x)]
-            return Place(first.tensor, first.offset + x.data_ptr() - _storage(x))
+        def place(x: Tensor) -> int:
+            return self.arguments[id(x)] if id(x) in self.arguments else where[_storage(x)]
 
-        launches = [Launch(built, grid, tuple(map(place, tensors)), rest) for built, grid, tensors, rest in self.noted]
-        return Plan(tuple(makes), len(results), tuple(launches))
+        launches = [
+            Launch(built.run, grid, (built.function, built.packed_metadata), itemgetter(*map(place, tensors)), rest)
+            for built, grid, tensors, rest in self.noted
+        ]
+        return Plan(tuple(makes), len(results), tuple(offsets), tuple(launches))
 
 
 def _storage(x: Tensor) -> int:
@@ -155,7 +152,7 @@ def _listed(state: Statistics) -> list[Tensor]:
     return [state.key_mean, state.value_mean, state.covariance, state.count]
 
 
-def run(plan: Plan, device: torch.device, places: Sequence[int]) -> list[Tensor] | None:
+def run(plan: Plan, device: torch.device, places: list[int]) -> list[Tensor] | None:
     """The results of a plan; None where launches are watched, or another GPU is the current one."""
     stream = None if is_watched() else current_stream(device)
     return None if stream is None else plan.run(device, stream, places)

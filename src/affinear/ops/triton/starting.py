@@ -102,9 +102,8 @@ def is_watched() -> bool:
 
 def current_stream(device: torch.device) -> int | None:
     """The stream that a GPU takes launches from, as the driver knows it; None where another GPU is the current one."""
-    if device.index != torch.cuda.current_device():
-        return None
-    return torch._C._cuda_getCurrentRawStream(device.index)  # pyright: ignore[reportPrivateUsage,reportAttributeAccessIssue]
+    driver: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+    return driver._cuda_getCurrentRawStream(device.index) if device.index == driver._cuda_getDevice() else None
 
 
 def _key(
