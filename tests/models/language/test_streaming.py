@@ -173,6 +173,38 @@ def test_a_file_is_refused_if_it_is_damaged_or_something_else(tmp_path: Path):
         AffinearCache.load(tmp_path / "model" / "model.safetensors", model)
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("0.covariance", lambda x: x[:, :1], r"0.covariance is \(1, 1, 8, 8\)"),
+        ("0.count", lambda x: x.int(), "0.count is .* in torch.int32"),
+        ("1.keys", lambda x: x[:, :, :2], r"1.keys is \(1, 2, 2, 8\)"),
+        ("1.values", lambda x: x.double(), "1.values is .* in torch.float64"),
+        ("0.recent", lambda x: x[..., :3], "0.recent is"),
+        ("0.key_mean", None, "0.key_mean"),
+        ("5.key_mean", lambda x: torch.zeros(1), "5.key_mean is of no layer"),
+        ("0.count", lambda x: torch.zeros((), dtype=torch.int64), "nothing of the first layer"),
+    ],
+)
+def test_a_file_that_somebody_forged_is_refused(tmp_path: Path, name: str, change: Any, words: str):
+    from safetensors import safe_open
+
+    from affinear.models.sealing import sealed
+
+    model = made(softmax_every=2, conv_size=3)
+    path = model(torch.ones(1, 3, dtype=torch.long)).past_key_values.save(tmp_path / "a.safetensors", model)
+    with safe_open(path, "pt") as file:
+        told = {key: value for key, value in file.metadata().items() if key != "sha256"}
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    if change is None:
+        del tensors[name]
+    else:
+        tensors[name] = change(tensors.get(name)).contiguous()
+    path.write_bytes(sealed(tensors, told))
+    with pytest.raises(ValueError, match=f"path: expected the tensors of a cache, got others.*{words}"):
+        AffinearCache.load(path, model)
+
+
 def test_what_cannot_be_saved_is_refused(tmp_path: Path):
     model = made()
     with pytest.raises(ValueError, match="cache: expected one that has seen a text"):

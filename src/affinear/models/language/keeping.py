@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...ops import State
 from ...ops.mechanisms import Mechanism, find
+from ...ops.precision import statistics_dtype
 from ..sealing import broken, sealed
 from .cache import SHAPE, AffinearCache, KeysLayer, Past, StateLayer
 from .config import AffinearConfig
@@ -88,7 +89,7 @@ def load(path: str | os.PathLike[str], model: AffinearPreTrainedModel) -> Affine
     _check_model(source, told, model)
     cache = AffinearCache(model.config)
     try:
-        _fill(cache, {name: x.to(model.device) for name, x in tensors.items()}, seen)
+        _fill(cache, {name: x.to(model.device) for name, x in tensors.items()}, seen, model.dtype)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"path: expected the tensors of a cache, got others in {source} ({error})") from error
     return cache
@@ -123,32 +124,60 @@ def _check_model(source: Path, told: Mapping[str, str], model: AffinearPreTraine
             )
 
 
-def _fill(cache: AffinearCache, tensors: dict[str, Tensor], seen: int) -> None:
-    """Put tensors into the layers of a new cache."""
-    rule = find(cache.config.mechanism)
-    cache.key_mask = tensors.pop("key_mask", None)
+def _fill(cache: AffinearCache, tensors: dict[str, Tensor], seen: int, dtype: torch.dtype) -> None:
+    """Put tensors into the layers of a new cache, each checked: nobody knows who wrote the file."""
+    config, rule = cache.config, find(cache.config.mechanism)
+    batch = _batch(tensors)
+    heads, width = config.key_heads, config.head_width
+    inner = (config.num_attention_heads + 2 * heads) * width
+    cache.key_mask = _taken(tensors, "key_mask", (batch, seen), torch.bool, optional=True)
     for i, layer in enumerate(cache.layers):
-        parts = {
-            name: tensors.pop(f"{i}.{name}")
-            for name in (*STATE, "keys", "values", "recent")
-            if f"{i}.{name}" in tensors
-        }
-        recent = parts.pop("recent", None)
+        recent = None
+        if config.conv_size:
+            recent = _taken(tensors, f"{i}.recent", (batch, config.conv_size - 1, inner), dtype)
         if isinstance(layer, StateLayer):
-            layer.memory = Past(_state(parts, rule, cache.config), recent, seen)
+            layer.memory = Past(_state(tensors, i, rule, config, batch, dtype), recent, seen)
         else:
             assert isinstance(layer, KeysLayer)
-            layer.update(parts["keys"], parts["values"])
+            keys, values = (_taken(tensors, f"{i}.{x}", (batch, heads, seen, width), dtype) for x in ("keys", "values"))
+            assert keys is not None
+            assert values is not None
+            layer.update(keys, values)
             layer.recent = recent
     if tensors:
         raise ValueError(f"{next(iter(tensors))} is of no layer")
 
 
-def _state(parts: dict[str, Any], rule: Mechanism, config: AffinearConfig) -> State:
-    from ...ops.state import check_fits_together
+def _batch(tensors: Mapping[str, Tensor]) -> int:
+    """How many texts a file is of."""
+    first = tensors.get("0.count", tensors.get("0.keys"))
+    if first is None or not first.ndim:
+        raise ValueError("nothing of the first layer")
+    return first.shape[0]
 
-    state = State(mechanism=rule, **parts)
-    check_fits_together(state)
-    if state.covariance.shape[1] != config.key_heads or state.covariance.shape[3] != config.head_width:
-        raise ValueError(f"a state of shape {tuple(state.covariance.shape)}")
-    return state
+
+def _state(
+    tensors: dict[str, Tensor], layer: int, rule: Mechanism, config: AffinearConfig, batch: int, dtype: torch.dtype
+) -> State:
+    heads, width, kind = config.key_heads, config.head_width, statistics_dtype(dtype)
+    features = rule.key_map(torch.zeros(1, 1, 1, width)).shape[-1]
+    shapes = {"count": (), "key_mean": (features,), "value_mean": (width,), "covariance": (features, width)}
+    if config.rope_theta is not None:
+        shapes["rotated_key_mean"] = (features,)
+    parts: dict[str, Any] = {
+        name: _taken(tensors, f"{layer}.{name}", (batch, heads, *shape), torch.int64 if name == "count" else kind)
+        for name, shape in shapes.items()
+    }
+    return State(mechanism=rule, **parts)
+
+
+def _taken(
+    tensors: dict[str, Tensor], name: str, shape: tuple[int, ...], dtype: torch.dtype, optional: bool = False
+) -> Tensor | None:
+    """A tensor taken out of a file's, which has to have this shape and type."""
+    if optional and name not in tensors:
+        return None
+    found = tensors.pop(name)
+    if tuple(found.shape) != shape or found.dtype != dtype:
+        raise ValueError(f"{name} is {tuple(found.shape)} in {found.dtype}, not {shape} in {dtype}")
+    return found

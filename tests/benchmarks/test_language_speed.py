@@ -1,0 +1,60 @@
+"""The benchmark of language models measures what it says, and goes on where it was stopped."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "language_speed.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> Any:
+    spec = importlib.util.spec_from_file_location("language_speed", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["language_speed"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("who", ["mala", "mala graph", "llama", "llama static"])
+def test_a_token_is_timed(script: Any, who: str):
+    found = script.attempt(script.Bench(torch.device("cpu"), True, 0.01), script.Cell("decode", who, 2, 16))
+    assert "error" not in found
+    assert found["ms"] > 0
+
+
+@pytest.mark.parametrize(("kind", "who"), [("train", "nala"), ("train", "llama"), ("memory", "llama chunked")])
+def test_a_step_is_timed(script: Any, kind: str, who: str):
+    found = script.attempt(script.Bench(torch.device("cpu"), True, 0.01), script.Cell(kind, who, 1, 16))
+    assert "error" not in found
+    assert found["ms"] > 0
+
+
+def test_the_rivals_have_our_shape(script: Any):
+    bench = script.Bench(torch.device("cpu"), True, 0.01)
+    ours, llama = bench.ours("mala"), bench.llama()
+    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in llama.parameters())
+
+
+def test_a_run_goes_on_where_it_was_stopped(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(script, "cells", lambda probe: [script.Cell("train", "mala", 1, n) for n in (8, 16)])
+    seen: list[Any] = []
+    monkeypatch.setattr(script, "attempt", lambda bench, cell: seen.append(cell) or {"ms": 1.0})
+    out = tmp_path / "out.json"
+    for minutes in ("-1", "1", "1"):
+        monkeypatch.setattr(sys, "argv", ["x", "--out", str(out), "--probe", "--minutes", minutes, "--device", "cpu"])
+        script.main()
+    assert [cell.length for cell in seen] == [8, 16]
+    assert [row["length"] for row in json.loads(out.read_text())["rows"]] == [8, 16]
+    assert "minutes are over" in capsys.readouterr().out
