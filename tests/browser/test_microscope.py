@@ -68,7 +68,7 @@ def page(browser: Any, server: Microscope) -> Iterator[Any]:
     yield from opened(browser, server, viewport={"width": 1440, "height": 1000})
 
 
-def opened(browser: Any, server: Microscope, **given: Any) -> Iterator[Any]:
+def opened(browser: Any, server: Microscope, source: str = "raw", **given: Any) -> Iterator[Any]:
     page = browser.new_page(**given)
     logged: list[str] = []
     asked: list[str] = []
@@ -77,6 +77,8 @@ def opened(browser: Any, server: Microscope, **given: Any) -> Iterator[Any]:
     page.on("request", lambda request: asked.append(urlsplit(request.url).netloc))
     page.goto(server.address)
     page.wait_for_selector(READY)
+    page.select_option("#source", source)
+    settle(page)
     yield page
     page.close()
     assert [line for line in logged if "400 (Bad Request)" not in line] == []  # so chromium logs a refused image
@@ -276,6 +278,35 @@ def test_a_networks_layers_and_heads_can_be_chosen(page: Any, server: Microscope
     assert "random weights" in page.inner_text("#about")
     assert page.is_visible("#map-mala dd.token")
     shoot(page, "network")
+
+
+def test_it_opens_on_the_network_it_was_given(browser: Any, server: Microscope):
+    page = browser.new_page(viewport={"width": 1440, "height": 1000})
+    page.goto(server.address)
+    page.wait_for_selector(READY)
+    assert page.input_value("#source") == "network"
+    assert page.is_visible("#layer-label")
+    assert "inline_deit_tiny" in page.inner_text("#about")
+    page.close()
+
+
+def test_a_readout_does_not_outlive_what_it_was_read_from(page: Any):
+    hint = page.inner_text("#probe")
+
+    def read_out() -> None:
+        box = page.locator("#map-mala canvas").bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 3, box["y"] + box["height"] / 3)
+        page.wait_for_function("document.querySelector('#probe').textContent.startsWith('Key in row')")
+
+    read_out()
+    page.evaluate("document.querySelector('#reset').disabled = false; document.querySelector('#loudness').value = 2")
+    page.evaluate("document.querySelector('#loudness').dispatchEvent(new Event('input'))")  # the pointer stays
+    assert page.inner_text("#probe") == hint
+    settle(page)
+    read_out()
+    page.keyboard.press("Tab")
+    page.evaluate("document.querySelector('#samples button[data-id=flower]').click()")
+    assert page.inner_text("#probe") == hint
 
 
 @pytest.mark.parametrize(

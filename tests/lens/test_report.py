@@ -150,7 +150,7 @@ def test_numbers_that_do_not_apply_leave_a_dash():
     )
     content = html(made_up(only=none), title="x", about={})
     page = Page(content)
-    assert content.count("<td>-</td>") == 1 + 3 * 4  # the grid, and four numbers in two tables, for two heads in one
+    assert content.count("<td>-</td>") == 1 + 3 + 2 * 4  # grid; three of a layer; four of each of two heads
     assert page.text.count("No layer has such a number.") == 3
 
 

@@ -122,6 +122,7 @@ def lens_report(
     import torch
     from rich.console import Console
 
+    from affinear.lens.maps import section
     from affinear.lens.report import batch_of_images, html, summary
     from affinear.lens.watching import watch
     from affinear.tasks.networks import open_network
@@ -142,10 +143,12 @@ def lens_report(
     about = {
         "network": opened.name,
         "weights": opened.weights or "random",
-        "images": f"{len(images.names)} of {data}",
+        "images": f"{len(images.names)} of {data}, shown at {' x '.join(map(str, images.pixels.shape[2:]))}",
         "rows": f"at most {rows} of each image",
     }
-    page = html(watched, title=f"Attention of {opened.name}", about=about)
+    seen = [(layer.name, layer.mechanism) for layer in watched.layers]
+    maps = section(network, images.pixels, images.names, seen)
+    page = html(watched, title=f"Attention of {opened.name}", about=about, maps=maps)
     print("\n".join(summary(watched)))
     saved = keeper(output, "report", force)(page.encode())
     print(told(saved.path, saved.written, output, "report"))

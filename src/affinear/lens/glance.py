@@ -81,11 +81,15 @@ def glance(
     )
 
 
-def draw_maps(network: nn.Module, shown: Sequence[tuple[int, Tensor]], readers: Readers) -> tuple[Map, ...]:
-    """What the most striking patch of some images looks at, in a few layers whose keys lie on one grid."""
+def draw_maps(
+    network: nn.Module, shown: Sequence[tuple[int, Tensor]], readers: Readers, *, every: bool = False
+) -> tuple[Map, ...]:
+    """What the most striking patch of some images looks at, in a few layers, or every one, with keys on one grid."""
     found: list[Map] = []
-    every = [(name, layer) for name, layer in network.named_modules() if readers.find(layer) is not None]
-    some = [every[i] for i in sorted({0, len(every) // 2, len(every) - 1})][:LAYERS]
+    known = [(name, layer) for name, layer in network.named_modules() if readers.find(layer) is not None]
+    if not known:
+        return ()
+    some = known if every else [known[i] for i in sorted({0, len(known) // 2, len(known) - 1})][:LAYERS]
     for number, image in shown:
         pixels = image[None]
         hooks = [

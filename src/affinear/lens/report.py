@@ -43,6 +43,15 @@ COLUMNS = (
     ("distance", "distance", "mean distance of query and key, in places"),
 )
 
+# Those of them that the table of layers has room for.
+MAIN = tuple(
+    column
+    for column in COLUMNS
+    if column[1] not in ("entropy", "negative_mass", "absolute_mass", "neighbourhood_uniform")
+)
+
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
 STYLE = """
 :root { color-scheme: light dark; --ink: #22262e; --pale: #6b7280; --line: #d9dce2; --page: #ffffff;
   --linear: #c2410c; --softmax: #2166ac; }
@@ -58,7 +67,13 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: 0 1rem; } dt { 
 dd { margin: 0; } table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .2rem .6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
 th:first-child, td:first-child, .text { text-align: left; } thead th { color: var(--pale); font-weight: 600; }
-summary { cursor: pointer; padding: .2rem 0; } svg { display: block; height: 15rem; }
+summary { cursor: pointer; padding: .2rem 0; } svg { display: block; width: 100%; height: auto; }
+thead th { white-space: normal; vertical-align: bottom; } table.layers { width: 100%; }
+table.layers th, table.layers td { padding: .2rem .35rem; } table.layers .text { white-space: normal; }
+.maps { display: grid; grid-template-columns: repeat(auto-fill, minmax(6.5rem, 1fr)); gap: .5rem; }
+.maps { margin: .5rem 0 1.5rem; }
+.maps figure { margin: 0; } .maps img { display: block; width: 100%; }
+figcaption { color: var(--pale); font-size: .75rem; line-height: 1.3; }
 svg text { fill: var(--pale); font-size: 11px; } svg .axis { stroke: var(--line); }
 .linear { fill: var(--linear); stroke: var(--linear); } .softmax { fill: var(--softmax); stroke: var(--softmax); }
 svg circle { stroke: none; fill-opacity: .45; } svg .mean { stroke-width: 3; }
@@ -82,7 +97,7 @@ class Images:
     skipped: tuple[str, ...]
 
 
-def html(watched: Watched, *, title: str, about: Mapping[str, str]) -> str:
+def html(watched: Watched, *, title: str, about: Mapping[str, str], maps: str = "") -> str:
     """One page, whole in itself, with a summary in words, figures and every number.
 
     It loads nothing, follows the reader's choice of light or dark, and is the same for the same numbers.
@@ -91,6 +106,7 @@ def html(watched: Watched, *, title: str, about: Mapping[str, str]) -> str:
         watched: What `watch` saw.
         title: Of the page.
         about: What else to say about the run, such as {"model": "mavit_tiny", "images": "16"}.
+        maps: What `affinear.lens.maps.section` made, to be shown before the tables.
 
     Raises:
         ValueError: If no layer was seen at work.
@@ -118,10 +134,10 @@ def html(watched: Watched, *, title: str, about: Mapping[str, str]) -> str:
     # The policy is a promise that the reader's browser keeps: nothing is loaded from anywhere.
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><h1>{escape(title)}</h1>\n"
-        f"<dl>{known}</dl>\n<h2>In words</h2><ul>{told}</ul>\n{_figures(layers)}\n{_overview(layers)}\n"
+        f"<dl>{known}</dl>\n<h2>In words</h2><ul>{told}</ul>\n{_figures(layers)}\n{maps}\n{_overview(layers)}\n"
         f"{_by_head(layers)}\n</body></html>\n"
     )
 
@@ -361,9 +377,9 @@ def _cell(values: Tensor | None, head: int | None = None) -> str:
     return f"<td>{_number((values.mean() if head is None else values[head]).item())}</td>"
 
 
-def _head_row(*first: str) -> str:
+def _head_row(*first: str, columns: Sequence[tuple[str, str, str]] = COLUMNS) -> str:
     cells = "".join(f'<th class="text">{name}</th>' for name in first)
-    cells += "".join(f'<th title="{escape(meaning)}">{escape(name)}</th>' for name, _, meaning in COLUMNS)
+    cells += "".join(f'<th title="{escape(meaning)}">{escape(name)}</th>' for name, _, meaning in columns)
     return f"<thead><tr>{cells}</tr></thead>"
 
 
@@ -376,17 +392,18 @@ def _overview(layers: Sequence[LayerReport]) -> str:
     for number, layer in enumerate(layers, 1):
         grid = NONE if layer.grid is None else f"{layer.grid[0]} x {layer.grid[1]}"
         worst = layer.row_sum_error.max()[None]  # of errors the largest, not the mean
-        cells = "".join(_cell(worst if field == "row_sum_error" else getattr(layer, field)) for _, field, _ in COLUMNS)
+        cells = "".join(_cell(worst if field == "row_sum_error" else getattr(layer, field)) for _, field, _ in MAIN)
         lines.append(
             f'<tr><td>{number}</td><td class="text">{escape(layer.name or "the layer itself")}</td>'
             f'<td class="text"><b class="{_colour(layer)}">{escape(layer.mechanism)}</b></td><td>{layer.heads}</td>'
-            f"<td>{layer.tokens}</td><td>{layer.keys}</td><td>{grid}</td><td>{layer.rows}</td>{cells}</tr>"
+            f"<td>{layer.keys}</td><td>{grid}</td>{cells}</tr>"
         )
-    first = ("#", "layer", "mechanism", "heads", "tokens", "keys", "grid", "rows seen")
+    first = ("#", "layer", "mechanism", "heads", "keys", "grid")
     return (
-        '<h2>Layers</h2><p class="note">Means over heads, images and rows; of errors the largest. Tokens, keys and '
-        "grid are those of the map, or of one window.</p>"
-        f'<div class="wide"><table>{_head_row(*first)}<tbody>{"".join(lines)}</tbody></table></div>'
+        '<h2>Layers</h2><p class="note">Means over heads, images and rows; of errors the largest. Keys and grid are '
+        "those of the map, or of one window. All numbers stand below, head by head.</p>"
+        f'<div class="wide"><table class="layers">{_head_row(*first, columns=MAIN)}<tbody>{"".join(lines)}</tbody>'
+        "</table></div>"
     )
 
 
@@ -398,7 +415,8 @@ def _by_head(layers: Sequence[LayerReport]) -> str:
             for head in range(layer.heads)
         )
         parts.append(
-            f"<details><summary>Layer {number}: {escape(layer.name)} ({escape(layer.mechanism)})</summary>"
+            f"<details><summary>Layer {number}: {escape(layer.name)} ({escape(layer.mechanism)}), {layer.tokens} "
+            f"tokens, {layer.rows} rows seen</summary>"
             f'<div class="wide"><table>{_head_row("head")}<tbody>{lines}</tbody></table></div></details>'
         )
     return f"<h2>Heads</h2>{''.join(parts)}"
@@ -449,8 +467,9 @@ def _figure(layers: Sequence[LayerReport], heading: str, note: str, field: str, 
         _column(axis, number, layer, values, mark)
         for number, (layer, values, mark) in enumerate(zip(layers, found, marks, strict=True), 1)
     )
+    room = f'viewBox="0 0 {axis.width} {axis.height}" style="min-width: {axis.width // 2}px"'
     return (
-        f'<h3>{heading}</h3><p class="note">{note}</p><div class="wide"><svg viewBox="0 0 {axis.width} {axis.height}" '
+        f'<h3>{heading}</h3><p class="note">{note}</p><div class="wide"><svg {room} '
         f'role="img" aria-label="{heading} of each layer">{axis.drawn()}{columns}</svg></div>'
     )
 
@@ -485,7 +504,7 @@ class _Axis:
     @property
     def width(self) -> int:
         """Of the figure; a phone scrolls it sideways."""
-        return max(320, 60 + 26 * self.layers)
+        return max(560, 60 + 26 * self.layers)
 
     def across(self, number: int) -> float:
         """Middle of a layer's column."""

@@ -130,6 +130,10 @@ async function refreshLayers() {
     chooseLayer(layers.find((layer) => layer.name === state.layer?.name) ?? layers[0]);
   } catch (error) {
     complain(error);
+    if (source === "network" && !state.layer) { // nothing to look at in it: show what there is
+      state.source = $("source").value = "raw";
+      await refreshLayers();
+    }
   }
 }
 
@@ -601,6 +605,7 @@ async function start() {
   }));
   $("source").append(make("option", { value: "raw" }, "Raw patches"));
   if (begun.network) $("source").append(make("option", { value: "network" }, `Network: ${begun.network.name}`));
+  state.source = $("source").value = begun.network ? "network" : "raw"; // who names a network wants to see it
   [state.row, state.column] = [5, 5];
   watch();
   probe(null, null);
