@@ -143,6 +143,7 @@ def test_released_weights_are_read_under_their_own_names():
         ({"window": 5}, "window: expected an even number"),
         ({"mechanism": "windows", "alternate": True}, "alternate: expected False"),
         ({"mechanism": "none", "position_kernel": 0}, "position_kernel"),
+        ({"position_kernel": 4}, "position_kernel: expected an odd number"),
         ({"num_heads": 7}, "num_heads: expected a divisor of dim"),
         ({"mechanism": "mla"}, "mechanism"),
         ({"gate": "sigmoid"}, "gate: expected none, linear or silu"),

@@ -210,7 +210,7 @@ class Upscaler(nn.Module):
     ) -> None:
         super().__init__()
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
-        _check(scale, depths, window, mechanism, alternate, gate)
+        _check(scale, depths, window, position_kernel, mechanism, alternate, gate)
         self.scale = scale
         self.windowed = mechanism == WINDOWS or alternate
         self.multiple = window if self.windowed else 1
@@ -293,7 +293,13 @@ class Upscaler(nn.Module):
 
 
 def _check(
-    scale: int, depths: Sequence[int], window: int, mechanism: str | Mechanism, alternate: bool, gate: str
+    scale: int,
+    depths: Sequence[int],
+    window: int,
+    position_kernel: int,
+    mechanism: str | Mechanism,
+    alternate: bool,
+    gate: str,
 ) -> None:
     if scale not in SCALES:
         raise ValueError(f"scale: expected one of {', '.join(map(str, SCALES))}, got {scale}")
@@ -303,6 +309,8 @@ def _check(
         )
     if window < 2 or window % 2:
         raise ValueError(f"window: expected an even number of pixels, as windows are displaced by half, got {window}")
+    if position_kernel and (position_kernel < 0 or position_kernel % 2 == 0):
+        raise ValueError(f"position_kernel: expected an odd number of pixels, or 0 for none, got {position_kernel}")
     if alternate and mechanism == WINDOWS:
         raise ValueError('alternate: expected False where the mechanism is "windows", as every layer has them')
     if gate not in ("none", "linear", "silu"):
