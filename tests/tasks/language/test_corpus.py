@@ -167,4 +167,5 @@ def test_rows_hold_the_whole_stream_once_and_know_where_documents_begin():
     assert batch.tokens.tolist()[:2] == [[0, 5, 6, 0], [7, 0, 8, 9]]
     assert batch.targets.tolist() == [[5, 6, 0, 7], [0, 8, 9, 3], [4, 0, -100, -100], [-100] * 4]
     assert batch.fresh.tolist()[:2] == [[True, False, False, True], [False, True, False, False]]
+    assert batch.fresh[2:].tolist() == [[False] * 4] * 2  # what only fills up begins nothing
     assert len(TextRows(stream, 4, 0, whole=False)) == 2

@@ -56,13 +56,16 @@ class TextRows(Dataset[Rows]):
         """A batch of draws; torch's loader asks for all of them at once."""
         tokens = np.full((len(draws), self.context), self.end, np.int64)
         targets = np.full((len(draws), self.context), IGNORED, np.int64)
+        fresh = np.zeros((len(draws), self.context), bool)  # what only fills up is no document for each token
         for row, draw in enumerate(draws):
             if draw.index == NOTHING:
                 continue
             first = draw.index * self.context
             part = np.asarray(self.tokens[first : first + self.context + 1], np.int64)
-            tokens[row, : len(part) - 1], targets[row, : len(part) - 1] = part[:-1], part[1:]
-        return Rows(*(torch.from_numpy(one) for one in (tokens, targets, tokens == self.end)))
+            there = len(part) - 1
+            tokens[row, :there], targets[row, :there] = part[:-1], part[1:]
+            fresh[row, :there] = part[:-1] == self.end
+        return Rows(*(torch.from_numpy(one) for one in (tokens, targets, fresh)))
 
 
 class PuzzleRows(Dataset[Rows]):
