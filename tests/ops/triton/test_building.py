@@ -28,7 +28,7 @@ CASES = [
 ]
 # ... and what may differ on others.
 OTHER_CASES = {
-    "sm_80": "mala:64:bfloat16:long",
+    "sm_80": "mala:64:bfloat16:long mala:128:bfloat16:rotary+long",
     "gfx942": "mala:64:bfloat16:long nala:64:bfloat16:short",
 }
 OLD_CASES = "depthwise:64 mala:64 mala:64:bfloat16:rotary+decode mala:64:bfloat16:causal"

@@ -22,8 +22,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton import knobs
-from triton.runtime import driver
 
 from . import blocks
 from .blocks import (
@@ -48,7 +46,7 @@ from .features import feature
 from .moments import load_moments, merge_moments, store_moments
 from .rules import Rule
 from .sizes import cdiv, next_power_of_2
-from .starting import on
+from .starting import is_roomy, on
 from .statistics import Statistics
 
 FITS = 128 * 128  # numbers of a state that one program can hold beside its tokens
@@ -808,15 +806,6 @@ def shape_for(
         warps=4 if few and itemsize == 2 else 8,
         stages=2 if wide <= 256 else 1,
     )
-
-
-@cache
-def is_roomy() -> bool:
-    """Whether programs may have the shared memory of a Hopper, and its matrix units for 64 rows at a time."""
-    if knobs.runtime.interpret:
-        return True
-    target: Any = driver.active.get_current_target()
-    return target.backend == "cuda" and target.arch // 10 in (9, 10)
 
 
 class Plan(NamedTuple):

@@ -13,7 +13,7 @@ from . import attend, fused, moments, summarize
 from .options import OPTIONS, OPTIONS_FLOAT32, SIZES, Options
 from .rules import Rule
 from .sizes import cdiv, next_power_of_2
-from .starting import start
+from .starting import is_roomy, start
 from .statistics import Statistics
 
 NARROW = 128 * 128  # numbers of a state that one program can hold beside its tokens
@@ -64,9 +64,10 @@ def options_for(kernel: str, blocks: Blocks, itemsize: int, rotary: bool = False
 def _build(kernel: str, b: Blocks, dtype: torch.dtype, rotary: bool) -> dict[str, object]:
     """Constants and options that every kernel takes."""
     options = options_for(kernel, b, dtype.itemsize, rotary)
+    stages = options.stages if options.lean is None or is_roomy() else options.lean
     built: dict[str, object] = {
         "PRECISION": precision_of(dtype), "ROUND": dtype == torch.bfloat16, "BN": options.BN, "BD": b.BD, "BF": b.BF,
-        "BE": b.BE, "STAGES": options.stages, "num_warps": options.warps,
+        "BE": b.BE, "STAGES": stages, "num_warps": options.warps,
     }  # fmt: skip
     # Rotation needs more of them, and what it cannot have it keeps in memory.
     if torch.version.hip is None and options.registers is not None and not rotary:

@@ -21,6 +21,7 @@ class Options:
         fine: Whether bfloat16 tokens have the state in float16 instead of two halves. Of the two products that these
             take, each of two groups of four warps would do all: the compiler keeps a product and its sequel together.
             It also takes half of the shared memory.
+        lean: Stages on chips with less shared memory than a Hopper, where the others do not fit; None is the same.
     """
 
     BN: int
@@ -28,6 +29,7 @@ class Options:
     stages: int
     registers: int | None = None
     fine: bool = False
+    lean: int | None = None
 
 
 # Largest product of features and value channels in a program, for up to 128 features. Beyond, there is "double" for two
@@ -58,6 +60,7 @@ OPTIONS = {
         "attend rotary": Options(64, 4, 3),
         "attend_backward": Options(32, 8, 3),
         "summarize_backward": Options(64, 8, 3, fine=True),
+        "summarize_backward rotary": Options(64, 8, 3, fine=True, lean=2),
     },
     "double": {
         "summarize": Options(32, 8, 3),

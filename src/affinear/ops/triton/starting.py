@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import reduce
+from functools import cache, reduce
 from operator import or_
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from triton import knobs
+from triton.runtime import driver
 
 _MOST = 4096  # launches to remember: many more than a network makes, however many lengths it meets
 
@@ -94,6 +95,15 @@ def remembered(
     return _remembered.get(_key(kernel, tensors, numbers, constants))
 
 
+@cache
+def is_roomy() -> bool:
+    """Whether programs may have the shared memory of a Hopper, and its matrix units for 64 rows at a time."""
+    if knobs.runtime.interpret:
+        return True
+    target: Any = driver.active.get_current_target()
+    return target.backend == "cuda" and target.arch // 10 in (9, 10)
+
+
 def is_watched() -> bool:
     """Whether somebody wants to hear of every launch, as profilers do through Triton's hooks."""
     runtime: Any = knobs.runtime
@@ -102,8 +112,8 @@ def is_watched() -> bool:
 
 def current_stream(device: torch.device) -> int | None:
     """The stream that a GPU takes launches from, as the driver knows it; None where another GPU is the current one."""
-    driver: Any = torch._C  # pyright: ignore[reportPrivateUsage]
-    return driver._cuda_getCurrentRawStream(device.index) if device.index == driver._cuda_getDevice() else None
+    c: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+    return c._cuda_getCurrentRawStream(device.index) if device.index == c._cuda_getDevice() else None
 
 
 def _key(
