@@ -42,6 +42,17 @@ def test_a_strip_is_not_larger_than_asked():
     assert heights == [32, 32, 32, 4]
 
 
+def test_under_autocast_strips_are_as_exact_as_one_piece():
+    network = Upscaler(2, 16, (2, 2), 2, mechanism="mala", alternate=True, position_kernel=3, window=4).eval()
+    images = torch.rand(1, 3, 37, 20)
+    with torch.no_grad():
+        exact = network(images)
+        with torch.autocast("cpu", torch.bfloat16):
+            whole, strips = network(images), torch.cat(list(enlarge(network, images, rows=8)), dim=2)
+    assert strips.dtype == whole.dtype == torch.float32
+    assert (strips - exact).abs().max() < 2 * (whole - exact).abs().max() + 1e-4
+
+
 def test_windows_alone_need_no_convolution():
     network = Upscaler(2, 8, (3,), 2, window=4).double().eval()
     images = torch.rand(1, 3, 21, 9, dtype=torch.float64)

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from .. import ops
 from ..layers import Attention, Windows
 from ..ops import State
+from ..ops.precision import exact
 from .upscaler import Group, Layer, Upscaler, WindowAttention
 
 Told = Callable[[float], None]
@@ -147,8 +148,9 @@ class _Pass:
     def first(self, start: int, stop: int) -> Tensor:
         """What the first convolution makes of some rows, (B, h, W, C)."""
         low, high = max(0, start - 1), min(self.images.shape[2], stop + 1)
-        rows = (self.images[:, :, low:high] - self.network.mean).permute(0, 2, 3, 1)
-        return Strip(rows, start - low, stop - start, 1, start).convolved(self.network.conv_first, rows)
+        rows = (self.images[:, :, low:high].to(self.network.mean.dtype) - self.network.mean).permute(0, 2, 3, 1)
+        with exact(rows):  # as the network does
+            return Strip(rows, start - low, stop - start, 1, start).convolved(self.network.conv_first, rows)
 
     def skipped(self, strip: Strip, x: Tensor) -> Tensor:
         """A strip of the last map, with what the first convolution gave."""
@@ -157,7 +159,8 @@ class _Pass:
     def finish(self, strip: Strip) -> Tensor:
         """Larger images (B, 3, scale h, scale W) of a strip of the last map."""
         network = self.network
-        out = strip.convolved(network.upsample, strip.rows).permute(0, 3, 1, 2)
+        with exact(strip.rows):
+            out = strip.convolved(network.upsample, strip.rows).permute(0, 3, 1, 2)
         return F.pixel_shuffle(out, network.scale) + network.mean
 
     def layer(self, x: Tensor, layer: Layer) -> None:

@@ -85,8 +85,9 @@ class UpscaleWork(Work[Album, Upscaling]):
         return [self.data.train.path(index % len(self.data.train)) for index in indices]
 
     def report(self, network: nn.Module) -> list[Section]:
-        """Test photos before and after."""
-        return sections(network, self.data, self.scale, self.look, self.device)
+        """Test photos before and after, in the precision that they are judged in."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.job.recipe.precision == "bf16"):
+            return sections(network, self.data, self.scale, self.look, self.device)
 
     def judged(self, network: nn.Module, large: Tensor) -> tuple[float, float, float, float]:
         """One photo, its PSNR and SSIM, and the PSNR of bicubic."""
