@@ -169,8 +169,9 @@ def attention(
 
     out, state = exactly(run, query, query, key, value, rotary, initial_state, anew=_is_plain(engine, rule))
     out = out if out.dtype == query.dtype else out.to(query.dtype)
-    if alone and engine is triton_backend and not turned and not is_compiling():
-        plain.learn(query, key, value, (mechanism, scale, backend, layout), rule, _scale(scale, rule, query))
+    if alone and engine is triton_backend and not is_compiling():
+        asked = mechanism, scale, backend, "bnhd" if turned else layout
+        plain.learn(query, key, value, asked, rule, _scale(scale, rule, query))
     return _as_asked(out if state is None else (out, state), turned)
 
 

@@ -7,11 +7,13 @@ addresses as the launcher does.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
@@ -176,6 +178,32 @@ def test_one_tensor_three_times_is_told_from_three_tensors(planned: list[plans.P
     assert len(planned) == 1
     expected = af.attention(x.double(), y.double(), z.double(), backend="torch")
     assert (prepared - expected).norm() < 3e-6 * expected.norm()
+
+
+def test_a_mechanism_itself_is_known_again_and_none_is_taken_for_it(planned: list[plans.Plan]):
+    tokens, mala = draw(), af.mechanisms()["mala"]
+    first = call(tokens, mechanism=mala)
+    assert torch.equal(call(tokens, mechanism=mala), first)
+    assert len(planned) == 1
+    other = dataclasses.replace(mala, name="other", query_map=F.relu, key_map=F.relu)
+    assert not torch.equal(call(tokens, mechanism=other), first)
+    assert len(planned) == 1
+
+
+def test_heads_before_tokens_are_prepared_too(planned: list[plans.Plan]):
+    tokens, grad = draw(), torch.randn(2, 2, 9, 16, device=DEVICE)
+    turned = [x.transpose(1, 2) for x in tokens]
+    first = with_gradients(turned, grad, layout="bhnd")
+    assert same(with_gradients(turned, grad, layout="bhnd"), first)
+    assert len(planned) == 1
+    assert same(with_gradients(turned, grad, layout="bhnd"), first)
+    assert len(planned) == 3
+    assert torch.equal(call([x.requires_grad_() for x in tokens], layout="bnhd").transpose(1, 2), first[0])
+    assert len(planned) == 4
+    with pytest.raises(ValueError, match="key: expected the head width"):
+        call([turned[0], turned[1][..., :8], turned[2]], layout="bhnd")
+    with pytest.raises(ValueError, match="query: expected 4 dimensions"):
+        call([turned[0][0], *turned[1:]], layout="bhnd")
 
 
 def test_what_is_refused_is_refused_after_a_call_like_it():

@@ -34,6 +34,7 @@ class Prepared:
     """What is prepared of one kind of call.
 
     Attributes:
+        mechanism: As it was given. It is found by its place in memory, which nobody else has while it is kept here.
         options: Arguments of the operator beside the tokens.
         device: Where.
         answer: Answers alone, without gradients.
@@ -41,7 +42,8 @@ class Prepared:
         back: Gradients, by the strides of that of the answers, and by how products are rounded.
     """
 
-    def __init__(self, options: tuple[Any, ...], device: torch.device):
+    def __init__(self, mechanism: str | Mechanism, options: tuple[Any, ...], device: torch.device):
+        self.mechanism = mechanism
         self.options = options
         self.device = device
         self.answer: Any = None
@@ -57,12 +59,12 @@ class Memory:
         self.calls: dict[Key, Prepared] = {}
         self.lock = Lock()
 
-    def entry(self, key: Key, options: tuple[Any, ...], device: torch.device) -> Prepared:
-        """The same, made where there is none."""
+    def entry(self, key: Key, new: Prepared) -> Prepared:
+        """What is prepared of a kind of call, or a new one where there is nothing."""
         with self.lock:
             if key not in self.calls and len(self.calls) >= self.most:
                 self.calls.clear()
-            return self.calls.setdefault(key, Prepared(options, device))
+            return self.calls.setdefault(key, new)
 
 
 MEMORY = Memory(MOST)
@@ -70,10 +72,10 @@ MEMORY = Memory(MOST)
 
 def key_of(query: Tensor, key: Tensor, value: Tensor, mechanism: Any, scale: Any, backend: Any, layout: Any) -> Key:
     """All that a plain call depends on. Names of mechanisms are never given to another."""
-    dtype = query.dtype
+    dtype, which = query.dtype, mechanism if type(mechanism) is str else id(mechanism)
     return (
         query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride(), dtype, key.dtype,
-        value.dtype, query.device, key.device, value.device, mechanism, scale, backend, layout,
+        value.dtype, query.device, key.device, value.device, which, scale, backend, layout,
         _rounds(dtype),
     )  # fmt: skip
 
@@ -83,11 +85,10 @@ def _rounds(dtype: torch.dtype) -> bool:
     return dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
 
 
-def _is_plain(query: Tensor, key: Tensor, value: Tensor, mechanism: Any, scale: Any) -> bool:
-    """Whether tokens are what they seem, nobody is watching, and options are told apart by their values."""
+def _is_plain(query: Tensor, key: Tensor, value: Tensor, scale: Any) -> bool:
+    """Whether tokens are what they seem, nobody is watching, and a scale is told apart by its value."""
     return (
         type(query) is type(key) is type(value) is Tensor
-        and type(mechanism) is str
         and (scale is None or type(scale) is float)
         and not (_transformed() or _modes() or forward_ad._current_level >= 0)  # pyright: ignore[reportPrivateUsage]
     )
@@ -97,8 +98,12 @@ def attention(
     query: Tensor, key: Tensor, value: Tensor, mechanism: Any, scale: Any, backend: Any, layout: Any
 ) -> Tensor | None:  # fmt: skip
     """Answers to a call like one before; None where there was none, or where it is to be looked at more closely."""
-    if is_compiling() or not MEMORY.calls or not _is_plain(query, key, value, mechanism, scale):
+    if is_compiling() or not MEMORY.calls or not _is_plain(query, key, value, scale):
         return None
+    if layout == "bhnd" and query.ndim == key.ndim == value.ndim == 4:
+        turned = (x.transpose(1, 2) for x in (query, key, value))
+        out = attention(*turned, mechanism, scale, backend, "bnhd")
+        return None if out is None else out.transpose(1, 2)
     try:
         prepared = MEMORY.calls.get(key_of(query, key, value, mechanism, scale, backend, layout))
     except (RuntimeError, TypeError):  # tensors without strides, options without a hash: the checks have words for them
@@ -118,7 +123,7 @@ def learn(
 ) -> None:
     """Prepare calls like one that was just served, with mechanism, scale, backend and layout as they were `asked`."""
     tokens = query, key, value
-    if not _is_plain(*tokens, *asked[:2]) or not all(x.numel() for x in tokens) or _aligned(*tokens) is None:
+    if not _is_plain(*tokens, asked[1]) or not all(x.numel() for x in tokens) or _aligned(*tokens) is None:
         return
     if asked[3] is None and (looks_turned(query) or looks_turned(key)):
         return  # which is worth a warning every time
@@ -131,7 +136,7 @@ def learn(
         plan = plans.plan_forward(*tokens, library.call_of(*options), keep)
     except plans.NotBuiltError:  # as in the interpreter, which builds nothing
         return
-    entry = MEMORY.entry(key_of(*tokens, *asked), options, query.device)
+    entry = MEMORY.entry(key_of(*tokens, *asked), Prepared(asked[0], options, query.device))
     if keep:
         entry.keep = plan
     else:
