@@ -98,11 +98,14 @@ class Images:
 
     @staticmethod
     def parse(text: str, batch: int) -> Images:
-        """Read HxW; anything else is a ValueError that says so."""
-        found = re.fullmatch(r"\s*(\d+)\s*[xX]\s*(\d+)\s*", text)
-        if found is None or min(int(found[1]), int(found[2])) < 1:
-            raise ValueError(f"size: expected HxW, height by width in pixels, got {text!r}; write it as 512x2048")
-        return Images(int(found[1]), int(found[2]), batch)
+        """Read HxW, or one side for both; anything else is a ValueError that says so."""
+        found = re.fullmatch(r"\s*(\d+)\s*(?:[xX,]\s*(\d+)\s*)?", text)
+        height, width = (0, 0) if found is None else (int(found[1]), int(found[2] or found[1]))
+        if min(height, width) < 1:
+            raise ValueError(
+                f"size: expected a side such as 224, or HxW, height by width in pixels, such as 512x2048, got {text!r}"
+            )
+        return Images(height, width, batch)
 
     @property
     def size(self) -> str:

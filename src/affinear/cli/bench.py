@@ -75,7 +75,7 @@ def bench_models(
     ] = None,
     size: Annotated[
         list[str] | None,
-        typer.Option("--image-size", "--size", help="HxW of the images, such as 512x2048; may be given again."),
+        typer.Option("--image-size", "--size", help="Side, or height x width: 224 or 512x2048; may be given again."),
     ] = None,
     batch: Annotated[
         list[int] | None, typer.Option(min=1, help="Images at once; given again, one for each size.")

@@ -45,7 +45,8 @@ def export(
 
     try:
         load_plugins(plugin)
-        model: Any = open_network(name, weights, num_classes=num_classes).network
+        opened = open_network(name, weights, num_classes=num_classes)
+        model: Any = opened.network
         height, width = parse_sides(image_size) or model.pretrained_cfg["input_size"][1:]
         with Console(stderr=True).status("") as status:
             exported = export_onnx(
@@ -53,10 +54,13 @@ def export(
                 size=(height, width),
                 dynamic_size=False if fixed_size else None,
                 opset=opset,
+                images=opened.images,
                 progress=lambda step: status.update(f"{step.capitalize()} ..."),
             )
     except (ValueError, RuntimeError, OSError) as error:
         stop(f"{str(error).rstrip('.')}.")
     saved = keeper(output, "network", force)(exported.content)
-    print(f"May vary: {', '.join(exported.dynamic)}. Largest relative error against torch: {exported.error:.1e}.")
+    real = 0 if opened.images is None or tuple(opened.images.shape) not in exported.checked else len(opened.images)
+    seen = f" on random images and {real} of the run" if real else ""
+    print(f"May vary: {', '.join(exported.dynamic)}. Largest relative error against torch{seen}: {exported.error:.1e}.")
     print(told(saved.path, saved.written, output, "network"))

@@ -61,6 +61,7 @@ def export_onnx(
     size: tuple[int, int],
     dynamic_size: bool | None = None,
     opset: int = 20,
+    images: Tensor | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Exported:
     """A network as ONNX, in float32, from "image" (B, C, H, W) to "logits" (B, classes); the batch may be any.
@@ -74,6 +75,7 @@ def export_onnx(
         dynamic_size: Whether height and width may be any from 32. None makes it so where the network allows it:
             networks that cut their maps into windows or clusters do not.
         opset: Version of ONNX's operators, from 18.
+        images: Real images (B, C, H, W), as the network wants them, to compare on as well.
         progress: Told what is being done, as it takes minutes.
 
     Returns:
@@ -97,7 +99,11 @@ def export_onnx(
         content = _translate(program, dynamic, opset, _facts(model, shape))
     tell("comparing it with torch")
     shapes = _shapes(shape, dynamic)
-    return Exported(content, dynamic, shapes, _compare(_runner(content), network, shapes))
+    run = _runner(content)
+    error = _compare(run, network, shapes)
+    if images is not None and ("height" in dynamic or images.shape[2:] == size):
+        shapes, error = (*shapes, tuple(images.shape)), max(error, _error(run, network, images.float()))
+    return Exported(content, dynamic, shapes, error)
 
 
 def require() -> None:
@@ -125,8 +131,9 @@ def fixing_layer(model: nn.Module) -> str | None:
 
 
 def _check_arguments(model: nn.Module, size: tuple[int, int], opset: int) -> None:
-    if min(size) < MIN_SIDE:
-        raise ValueError(f"size: expected at least {MIN_SIDE} x {MIN_SIDE}, got {size[0]} x {size[1]}")
+    least = min(MIN_SIDE, *_config(model).get("input_size", (MIN_SIDE,))[1:], MIN_SIDE)  # trunks are made for less
+    if min(size) < least:
+        raise ValueError(f"size: expected at least {least} x {least}, got {size[0]} x {size[1]}")
     if opset < MIN_OPSET:
         raise ValueError(f"opset: expected at least {MIN_OPSET}, got {opset}")
     _check_bytes(sum(4 * tensor.numel() for tensor in model.state_dict().values()))

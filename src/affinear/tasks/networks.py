@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..models.making import make
+from ..train.examples import images_of
 from ..train.task import Trained
 from .registry import find
 from .using import load_trained
@@ -22,11 +23,13 @@ class Opened:
         name: Of the network.
         network: Its `pretrained_cfg` says how it wants images, and for weights of a run `label_names` its classes.
         weights: Where they came from; "" where they are random.
+        images: Test images (B, C, H, W) of the run that it was trained in, as it wants them; None where there are none.
     """
 
     name: str
     network: nn.Module
     weights: str = ""
+    images: Tensor | None = None
 
 
 def open_network(model: str | None, weights: Path | None = None, *, num_classes: int | None = None) -> Opened:
@@ -59,7 +62,8 @@ def open_network(model: str | None, weights: Path | None = None, *, num_classes:
     classes = getattr(trained.network, "num_classes", None)
     if num_classes is not None and num_classes != classes:
         raise ValueError(f"num_classes: {weights} tells {classes} classes apart, not {num_classes}; leave it out")
-    return Opened(trained.job.model, _as_trained(trained), str(weights))
+    images = images_of(weights, trained.job.facts["channels"]) if weights.is_dir() else None
+    return Opened(trained.job.model, _as_trained(trained), str(weights), images)
 
 
 def _as_trained(trained: Trained[Any, Any]) -> nn.Module:

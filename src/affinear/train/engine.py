@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ..models.sealing import broken
-from . import checkpoint, curves, folder, glimpses, longer, report
+from . import checkpoint, curves, examples, folder, glimpses, longer, report
 from .blame import named_tensors, weights_at_fault
 from .checkpoint import Position
 from .devices import accelerated, device, is_sharded, peak_memory
@@ -505,6 +505,7 @@ class _Trainer:
         if self._main:
             if curves.can_draw():
                 curves.draw(self._run.output, records, self._task.metric, by_steps_of(kit.recipe))
+            examples.keep(self._run.output, self._work.examples())
             shown = [] if is_sharded(kit.accelerator) else self._shown()
             shown += glimpses.sections(self._run.output, self._position.step)
             report.write(self._run.output, self._task, self._about, self._outline, self._position, shown)

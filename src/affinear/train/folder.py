@@ -20,13 +20,14 @@ from ..models.making import short
 from . import longer
 from .before import upgraded
 from .checkpoint import BEST, LAST, latest, why
+from .examples import NAME as EXAMPLES
 from .faults import OtherRun, SaveError
 from .ownership import OWNER
 from .records import EVENTS, LOG
 from .settings import read_object
 
 RUN, CURVES, REPORT = "run.json", "curves.png", "report.html"
-OWN = (RUN, LOG, BEST, LAST, CURVES, REPORT, EVENTS, "glimpses")
+OWN = (RUN, LOG, BEST, LAST, CURVES, REPORT, EVENTS, EXAMPLES, "glimpses")
 DRAFT = re.compile(r"\.(run\.json\.\d+\.part|[0-9a-f]{32})")  # what a run leaves that is killed as it begins
 PACKAGES = ("timm", "accelerate", "safetensors", "numpy")
 

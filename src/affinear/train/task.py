@@ -290,6 +290,10 @@ class Work(ABC, Generic[D, S]):
         """
         return None
 
+    def examples(self) -> Mapping[str, Tensor]:
+        """A few test samples as the network wants them, which the run keeps; none unless a task has some."""
+        return {}
+
     def report(self, network: nn.Module) -> list[Section]:
         """What the run's report shows beside the curves, of a network in evaluation mode; only one process asks."""
         return []

@@ -18,12 +18,13 @@ from ...lens.glance import Attention
 from ...models import making
 from ...models.checkpoints import read, room_for, shape_of_ends, translated
 from ...models.making import MOST_NUMBERS
+from ...train.examples import COUNT
 from ...train.page import Section
 from ...train.recipe import Recipe
 from ...train.settings import Settings
 from ...train.task import Answer, Job, Measure, Score, Setup, Task, Trained, Work, unknown_recipe
 from ...train.weights import fill
-from ..images.batching import Normalize
+from ..images.batching import Normalize, as_tensor
 from . import network as networks
 from . import pictures, trial, trunk, variants
 from .folder import FileSource, unreadable
@@ -88,6 +89,11 @@ class ClassifyWork(Work[Images, ClassifySettings]):
     def names(self, indices: Sequence[int]) -> list[str]:
         """Their files."""
         return [self.data.train.path(index) for index in indices]
+
+    def examples(self) -> Mapping[str, Tensor]:
+        """Test images, evenly among all."""
+        found = [as_tensor(image, self.batching) for _, image in trial.chosen(self.data.test, COUNT)]
+        return {"images": torch.stack(found).half()} if found else {}
 
     def report(self, network: nn.Module) -> list[Section]:
         """Each class by itself, and the test images that are told worst."""
