@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import multiprocessing
 import os
 import signal
 import socket
-import subprocess
-import sys
-import textwrap
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,39 +24,51 @@ from affinear.train import Run, train
 from affinear.train.faults import OtherRun, SaveError
 from affinear.train.ownership import OWNER, owned
 
-HOLD = """
-    import sys, time
-    from pathlib import Path
-    from affinear.train.ownership import owned
-    with owned(Path(sys.argv[1])):
-        print("held", flush=True)
-        sys.stdin.read()
-"""
+FORK = multiprocessing.get_context("fork")  # which imports nothing anew
+
+
+def hold(folder: Path, told: Any) -> None:
+    """Hold the folder until somebody ends this process."""
+    with owned(folder):
+        told.send("held")
+        time.sleep(600)
+
+
+def hold_with_a_child(folder: Path, told: Any) -> None:
+    """The same, and have a child, whose number is told."""
+    with owned(folder):
+        child = os.fork()
+        if child == 0:
+            time.sleep(600)
+            os._exit(0)
+        told.send("held")
+        told.send(child)
+        time.sleep(600)
 
 
 @contextmanager
-def holder(folder: Path, code: str = HOLD) -> Generator[subprocess.Popen[str]]:
-    """Another process that holds the folder until it is told to stop."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", textwrap.dedent(code), str(folder)]
-    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        try:
-            yield process
-        finally:
-            process.kill()
+def holder(folder: Path, work: Callable[[Path, Any], None] = hold) -> Generator[tuple[Any, Any]]:
+    """Another process that holds the folder until it is killed, and what it tells."""
+    heard, told = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=work, args=(folder, told), daemon=True)
+    process.start()
+    assert heard.recv() == "held"
+    try:
+        yield process, heard
+    finally:
+        process.kill()
+        process.join()
 
 
 def test_another_process_is_named_and_its_death_frees_the_folder(tmp_path: Path):
     folder = tmp_path / "run"
-    with holder(folder) as process:
+    with holder(folder) as (process, _):
         named = f"in use by process {process.pid} on {socket.gethostname()}, since .*give --output another folder"
         for _ in range(2):
             with pytest.raises(OtherRun, match=named), owned(folder):
                 pass
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
         assert (folder / OWNER).is_file()
         with owned(folder):
             assert json.loads((folder / OWNER).read_text())["pid"] == os.getpid()
@@ -65,7 +76,7 @@ def test_another_process_is_named_and_its_death_frees_the_folder(tmp_path: Path)
 
 
 def test_training_and_comparing_ask_for_the_folder(tmp_path: Path):
-    with holder(tmp_path) as process:
+    with holder(tmp_path) as (process, _):
         run = Run("affinear_trunk_micro", "digits", tmp_path, recipe_for("affinear_trunk_micro", "tiny"))
         for work in (lambda: train(run), lambda: compare(prepare("digits", output=tmp_path, seeds=1, epochs=1))):
             with pytest.raises(OtherRun, match=f"in use by process {process.pid}"):
@@ -74,24 +85,10 @@ def test_training_and_comparing_ask_for_the_folder(tmp_path: Path):
 
 
 def test_children_of_a_killed_owner_do_not_hold_it(tmp_path: Path):
-    forking = """
-        import os, sys, time
-        from pathlib import Path
-        from affinear.train.ownership import owned
-        with owned(Path(sys.argv[1])):
-            child = os.fork()
-            if child == 0:
-                time.sleep(60)
-                os._exit(0)
-            print("held", flush=True)
-            print(child, flush=True)
-            sys.stdin.read()
-    """
-    with holder(tmp_path, forking) as process:
-        assert process.stdout is not None
-        child = int(process.stdout.readline())
+    with holder(tmp_path, hold_with_a_child) as (process, heard):
+        child = heard.recv()
         process.kill()
-        process.wait()
+        process.join()
         try:
             with owned(tmp_path):
                 pass
