@@ -92,6 +92,10 @@ def test_every_second_layer_may_keep_its_windows():
     assert [layer.attn.shift for layer in network.layers[0].blocks[::2]] == [0, 2]  # pyright: ignore
 
 
+def test_one_number_is_one_group():
+    assert [len(group.blocks) for group in small(depths=3).layers] == [3]  # pyright: ignore
+
+
 def test_arms_differ_in_their_attention_alone():
     counts = {}
     for arm in ARMS:

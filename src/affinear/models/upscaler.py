@@ -164,7 +164,7 @@ class Upscaler(nn.Module):
     Args:
         scale: How many times larger: 2, 3 or 4.
         dim: Channels C.
-        depths: Layers of each group.
+        depths: Layers of each group; one number for one group.
         num_heads: Heads of every layer.
         mlp_ratio: Hidden width of the MLP over C.
         mechanism: "windows" for softmax within windows; a registered name for attention over the whole image in every
@@ -196,7 +196,7 @@ class Upscaler(nn.Module):
         self,
         scale: int = 2,
         dim: int = 60,
-        depths: Sequence[int] = (6, 6, 6, 6),
+        depths: Sequence[int] | int = (6, 6, 6, 6),
         num_heads: int = 6,
         mlp_ratio: float = 2.0,
         mechanism: str | Mechanism = WINDOWS,
@@ -210,10 +210,10 @@ class Upscaler(nn.Module):
     ) -> None:
         super().__init__()
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
+        depths = (depths,) if isinstance(depths, int) else depths
         _check(scale, depths, window, position_kernel, mechanism, alternate, gate)
         self.scale = scale
-        self.windowed = mechanism == WINDOWS or alternate
-        self.multiple = window if self.windowed else 1
+        self.multiple = window if mechanism == WINDOWS or alternate else 1  # what sides are padded to
         rates: Iterator[float] = iter(calculate_drop_path_rates(drop_path_rate, sum(depths)))  # pyright: ignore
 
         def attention(place: int) -> WindowAttention | Attention:
