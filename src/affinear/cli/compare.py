@@ -30,6 +30,7 @@ def compare(
     ] = None,
     seeds: Annotated[str, typer.Option(help="How many, such as 3, or which, such as 0,1,2.")] = "2",
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the samples.")] = None,
+    image_size: Annotated[str | None, typer.Option(help="Side, or height x width: 64 or 64x96.")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder of the comparison; runs/compare if not given.")
     ] = None,
@@ -65,7 +66,8 @@ def compare(
 
     with told_in_a_sentence():
         load_plugins(plugin)
-        changes = {**changes_of(tasks.find(task), setting), **({"epochs": epochs} if epochs else {})}
+        changes = changes_of(tasks.find(task), setting, image_size=image_size)
+        changes |= {"epochs": epochs} if epochs else {}
         chosen = 1 if quick else comparisons.parse_seeds(seeds)
         where = output or Path("runs", "compare-quick" if quick else "compare")
         names = None if mechanisms is None else mechanisms.split(",")

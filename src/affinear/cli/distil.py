@@ -21,6 +21,7 @@ def distil(
     model: Annotated[str | None, typer.Option(help="The network, for weights that do not tell.")] = None,
     layer_epochs: Annotated[int, typer.Option(help="Passes in which each layer learns by itself.")] = 5,
     epochs: Annotated[int, typer.Option(help="Passes in which the whole network learns.")] = 25,
+    image_size: Annotated[str | None, typer.Option(help="Side, or height x width, if not that of the teacher.")] = None,
     plugin: Plugins = None,
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="Any field of recipe or task: field=value; may be given again.")
@@ -40,7 +41,7 @@ def distil(
         load_plugins(plugin)
         task = tasks.find("distil")
         trained = tasks.load_trained(teacher, model)
-        given: dict[str, Any] = changes_of(task, setting, image_size=None)
+        given: dict[str, Any] = changes_of(task, setting, image_size=image_size)
         where = output or Path("runs") / f"{teacher.resolve().stem}-{mechanism}"
         weights = teacher / BEST if teacher.is_dir() else teacher
         listen()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .common import FORMATS, TRAINING, check_output, keeper, listen, require, stop, told
+from .common import FORMATS, TRAINING, check_output, keeper, listen, parse_sides, require, stop, told
 from .plugins import Plugins, load_plugins
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ def lens_report(
         "affinear-report.html"
     ),
     weights: Annotated[Path | None, typer.Option("--weights", "--checkpoint", help=WEIGHTS)] = None,
+    image_size: Annotated[str | None, typer.Option(help="Side, or height x width, if not that of training.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many images.")] = 16,
     rows: Annotated[int, typer.Option(min=1, help="At most so many queries of each image and layer.")] = 256,
     plugin: Plugins = None,
@@ -131,7 +132,7 @@ def lens_report(
         load_plugins(plugin)
         opened = open_network(model, weights)
         network = opened.network
-        images = batch_of_images(data, network, limit)
+        images = batch_of_images(data, network, limit, parse_sides(image_size))
         with Console(stderr=True).status("") as status, watch(network, rows=rows) as watched, torch.no_grad():
             for done, batch in enumerate(images.pixels.split(4)):
                 status.update(f"Looking at image {4 * done + 1} of {len(images.names)} ...")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import TRAINING, listen, require, stop, told_in_a_sentence
+from .common import TRAINING, changes_of, listen, require, stop, told_in_a_sentence
 from .plugins import Plugins, load_plugins
 
 
@@ -26,6 +26,7 @@ def predict(
     classes: Annotated[
         list[str] | None, typer.Option("--class", help="generate: a class to draw, by number or name; again for more.")
     ] = None,
+    image_size: Annotated[str | None, typer.Option(help="Side, or height x width, if not that of training.")] = None,
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="Any option of the task's: field=value; may be given again.")
     ] = None,
@@ -53,6 +54,9 @@ def predict(
     with told_in_a_sentence():
         load_plugins(plugin)
         trained = tasks.load_trained(weights, model, task=task)
+        if image_size is not None:
+            sized = changes_of(trained.task, None, image_size=image_size)
+            trained = tasks.load_trained(weights, model, task=task, **sized)
         trained.network.to(device())
         given = [*(setting or []), *([] if top is None else [f"top={top}"])]
         options = trained.task.options().changed(**spelling.parse(given, trained.task.options))

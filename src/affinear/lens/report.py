@@ -160,7 +160,7 @@ def summary(watched: Watched) -> list[str]:
     return told
 
 
-def batch_of_images(folder: Path, model: nn.Module, limit: int) -> Images:
+def batch_of_images(folder: Path, model: nn.Module, limit: int, size: tuple[int, int] | None = None) -> Images:
     """Images of a folder and the folders in it, as the network wants them.
 
     Files are taken evenly from all of them, so that one class does not fill the batch. Grey, transparent, CMYK and
@@ -171,6 +171,7 @@ def batch_of_images(folder: Path, model: nn.Module, limit: int) -> Images:
         folder: With .jpg, .jpeg, .png or .webp files.
         model: A network that timm can make a transform for.
         limit: At most so many images.
+        size: Height and width; those that the network was made for if None.
 
     Raises:
         ValueError: If there is no image that can be read.
@@ -190,7 +191,7 @@ def batch_of_images(folder: Path, model: nn.Module, limit: int) -> Images:
     if not folder.is_dir():
         raise ValueError(f"folder: expected a folder of images, got {folder}, which is none")
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-    transform = _transform(model)
+    transform = _transform(model, size)
     pixels: list[Tensor] = []
     names: list[str] = []
     skipped: list[str] = []
@@ -213,13 +214,15 @@ def batch_of_images(folder: Path, model: nn.Module, limit: int) -> Images:
     return Images(torch.stack(pixels), tuple(names), tuple(skipped))
 
 
-def _transform(model: nn.Module) -> Callable[[Image.Image], Tensor]:
+def _transform(model: nn.Module, size: tuple[int, int] | None) -> Callable[[Image.Image], Tensor]:
     from timm.data import create_transform, resolve_data_config
 
     config: dict[str, Any] = resolve_data_config({}, model=model)
     fixed: Any = getattr(getattr(model, "patch_embed", None), "img_size", None)
     if isinstance(fixed, (tuple, list)):  # made for another size than the one it was published with
         config["input_size"] = (config["input_size"][0], *fixed)
+    if size is not None:
+        config["input_size"] = (config["input_size"][0], *size)
     ready: Any = create_transform(**config)
     return (lambda image: ready(image.convert("L"))) if config["input_size"][0] == 1 else ready
 
