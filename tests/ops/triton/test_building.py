@@ -96,3 +96,17 @@ def test_kernels_build_under_the_oldest_triton():
     told = build("sm_90", OLD_CASES, until="shared", triton=OLD_TRITON)
     assert tuple(int(number) for number in told["triton"].split(".")[:2]) == OLDEST
     check_shared_memory(told)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("triton", [None, OLD_TRITON], ids=["new", "old"])
+def test_prepared_launches_are_those_that_triton_makes(triton: Path | None, request: pytest.FixtureRequest):
+    if triton is None and "old" in request.node.name:
+        pytest.skip("needs an older Triton beside the environment, which make test installs")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    path = [*([] if triton is None else [triton]), ROOT / "src", ROOT / "scripts"]
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, path))
+    script = Path(__file__).with_name("prepared_launches.py")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.strip() == "['attention_kernel', 'attend_backward_kernel', 'summarize_backward_kernel']"
