@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from affinear.models.parallel import cut, parallelize
 
@@ -55,6 +56,25 @@ def compare(kind: dict[str, Any], mesh: Any, *, checkpoints: bool = False, way: 
     return errors
 
 
+def sharded(mesh: Any) -> dict[str, float]:
+    """Errors of loss and gradients where the weights, too, lie over the ranks."""
+    whole = made(tie_word_embeddings=False, conv_size=4).double()
+    shared: Any = parallelize(copy.deepcopy(whole), mesh).train()
+    for part in (*shared.model.layers, shared.lm_head, shared):
+        fully_shard(part, mesh=mesh)
+    tokens = torch.randint(1, VOCABULARY, (2, 23))
+    out = whole(tokens, labels=tokens, use_cache=False)
+    out.loss.backward()
+    piece = cut(tokens, whole, mesh)
+    own = shared(piece, labels=piece)
+    own.loss.backward()
+    errors = {"loss": error(own.loss, out.loss)}
+    for (name, x), y in zip(whole.named_parameters(), shared.parameters(), strict=True):
+        assert x.grad is not None
+        errors[name] = float((y.grad.full_tensor() - x.grad).norm())
+    return errors
+
+
 def refusals(mesh: Any) -> list[str]:
     shared: Any = parallelize(made(conv_size=4), mesh)
     calls: list[Callable[[], Any]] = [
@@ -83,6 +103,8 @@ def found(kinds: list[dict[str, Any]], seed: int) -> dict[str, Any]:
         for way in ("plain", "packed", "padded"):
             torch.manual_seed(seed + i)
             results[f"{kind} {way}"] = compare(kind, mesh, checkpoints=way == "packed", way=way)
+    torch.manual_seed(seed)
+    results["sharded"] = sharded(mesh)
     dist.destroy_process_group()
     return results
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 FORMAT = "affinear.AffinearCache"
 STATE = ("count", "key_mean", "value_mean", "covariance", "rotated_key_mean")
+LONGEST = 2**53  # tokens: positions are multiplied out in float64
 SAMPLE = 64  # numbers of each weight that tell two models apart
 
 
@@ -84,6 +85,8 @@ def load(path: str | os.PathLike[str], model: AffinearPreTrainedModel) -> Affine
                 raise ValueError(f"it is a {told.get('format', 'file of another kind')}")
             tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         seen = int(told["seen"])
+        if not 0 < seen < LONGEST:
+            raise ValueError(f"it tells of {seen} tokens")
     except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
         raise ValueError(f"path: expected a file that AffinearCache.save wrote, got {source} ({error})") from error
     _check_model(source, told, model)
