@@ -242,10 +242,9 @@ def tell(cells: Sequence[Cell], given: argparse.Namespace) -> str:
     if not done:
         return "nothing is done yet"
     sets = list(dict.fromkeys(photo["set"] for photo in done[0]["photos"]))
-    lines = [
-        f"| arm | seeds | {' | '.join(sets)} | all | spread | SSIM | in tiles | parameters | crops/s, shared | GB |"
-    ]
-    lines += [f"|---|---|{'---|' * (len(sets) + 8)}"]
+    columns = (*sets, "all", "spread", "SSIM", "in tiles", "parameters", "GMACs", "crops/s, shared", "GB")
+    lines = [f"| arm | seeds | {' | '.join(columns)} |"]
+    lines += [f"|---|---|{'---|' * len(columns)}"]
     bicubic = " | ".join(f"{mean(done[0], 'bicubic', name):.2f}" for name in sets)
     lines += [f"| bicubic | | {bicubic} | {mean(done[0], 'bicubic'):.2f} | | | | | | | |"]
     for arm in dict.fromkeys(found["arm"] for found in done):
