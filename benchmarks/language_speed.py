@@ -95,7 +95,8 @@ class Bench:
     def ours(self, mechanism: str) -> AffinearForCausalLM:
         """Our model."""
         config = preset("nala_340m", **{**self.shape, "mechanism": mechanism})
-        return AffinearForCausalLM(config).to(self.device, DTYPE)  # pyright: ignore
+        with self.device:  # weights are drawn where they are used: quicker by seconds
+            return AffinearForCausalLM(config).to(DTYPE)  # pyright: ignore
 
     def llama(self) -> Any:
         """Llama of the same shape."""
@@ -103,7 +104,8 @@ class Bench:
         names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
         sizes: dict[str, Any] = {name: getattr(ours, name) for name in names}
         config = hf.LlamaConfig(**sizes, tie_word_embeddings=True, max_position_embeddings=2**18)
-        return hf.LlamaForCausalLM._from_config(config, attn_implementation="sdpa").to(self.device, DTYPE)  # pyright: ignore
+        with self.device:
+            return hf.LlamaForCausalLM._from_config(config, attn_implementation="sdpa").to(DTYPE)  # pyright: ignore
 
     def fla(self) -> Any:
         """Linear attention of fla, of the same shape; ImportError where there is none."""
@@ -115,7 +117,8 @@ class Bench:
             num_hidden_layers=ours.num_hidden_layers, num_heads=ours.num_attention_heads, feature_map="elu",
             tie_word_embeddings=True, attn_mode="chunk",
         )  # fmt: skip
-        return LinearAttentionForCausalLM(config).to(self.device, DTYPE)
+        with self.device:
+            return LinearAttentionForCausalLM(config).to(DTYPE)
 
     def measure(self, cell: Cell) -> dict[str, Any]:
         """What a cell came to."""
