@@ -60,7 +60,8 @@ def predict(
         trained.network.to(device())
         given = [*(setting or []), *([] if top is None else [f"top={top}"])]
         options = trained.task.options().changed(**spelling.parse(given, trained.task.options))
-        asked = [*_files_of(sources or []), *(classes or [])]
+        found_in = list if trained.task.prompted else _files_of
+        asked = [*found_in(sources or []), *(classes or [])]
         if not asked:
             raise ValueError("sources: expected something to answer: files, folders, or --class for a generator")
         listen()

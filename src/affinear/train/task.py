@@ -312,6 +312,7 @@ class Task(ABC, Generic[D, S]):
         metric: The one that decides which weights are best, one of the measures.
         settings: The class of the task's own settings.
         options: The class of what `affinear predict` can be told.
+        prompted: Whether it is asked by texts themselves, which are neither files nor folders.
         between: What stands between two pieces of what `follow` gives.
         pace: What a comparison tells the speed in: the task's units per second, or milliseconds of a step.
         fits_few: Whether a recipe may be made to fit where samples do not fill its batch; the samples that a task
@@ -330,6 +331,7 @@ class Task(ABC, Generic[D, S]):
     metric: ClassVar[Measure]
     settings: type[S]
     options: ClassVar[type[Settings]] = Settings
+    prompted: ClassVar[bool] = False
     between: ClassVar[str] = " "
     pace: ClassVar[Literal["units", "steps"]] = "units"
     fits_few: ClassVar[bool] = False

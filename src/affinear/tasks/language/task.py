@@ -41,6 +41,7 @@ class Language(Task[Corpus, LanguageSettings]):
     unit: ClassVar[str] = "tokens"
     samples: ClassVar[str] = "documents"
     parts: ClassVar[str] = "positions"
+    prompted: ClassVar[bool] = True
     between: ClassVar[str] = ""
     metric: ClassVar[Measure] = Measure("perplexity", "perplexity", higher_is_better=False, form=".2f")
     measures: ClassVar[tuple[Measure, ...]] = (

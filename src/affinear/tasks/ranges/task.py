@@ -35,6 +35,7 @@ class LongRange(Task[Ranges, RangesSettings]):
     unit: ClassVar[str] = "sequences"
     samples: ClassVar[str] = "sequences"
     parts: ClassVar[str] = "classes"
+    prompted: ClassVar[bool] = True  # expressions; files are named one by one
     pace: ClassVar[Literal["units", "steps"]] = "steps"
     metric: ClassVar[Measure] = Measure("accuracy", "accuracy", share=True)
     measures: ClassVar[tuple[Measure, ...]] = (metric, Measure("loss", "test loss", False, ".3f"))
