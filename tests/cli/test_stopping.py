@@ -99,8 +99,6 @@ def test_ctrl_c_in_a_comparison_with_readers(
     else:
         assert "Stopped" in said
         assert not saved or again
-    for messages in output.glob("cells/*/messages.txt"):
-        assert "Traceback" not in messages.read_text()
     until = time.monotonic() + 30
     while alive(process.pid) and time.monotonic() < until:  # readers whose trainer is gone look every five seconds
         time.sleep(0.1)
