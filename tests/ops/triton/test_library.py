@@ -85,7 +85,10 @@ def arguments(name: str, randn: Randn) -> tuple[Any, ...]:
     return *one, *(x.clone() for x in in_order(state)), *rest, *keep, turns[:1], *RULE  # decode, decode_
 
 
-@pytest.mark.parametrize("name", library.SCHEMAS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=pytest.mark.exhaustive if x.endswith("ward") else ()) for x in library.SCHEMAS],
+)
 def test_torch_has_nothing_against_an_operator(name: str, randn: Randn):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the checks themselves

@@ -52,6 +52,7 @@ def released(classes: int) -> tuple[Detector, dict[str, Tensor]]:
 
 
 @torch.no_grad()
+@pytest.mark.exhaustive  # a segmenter goes the same way in tests/tasks/segment
 def test_a_converted_detector_is_judged_and_asked_like_a_run(coco: Make, tmp_path: Path) -> None:
     network, state = released(2)
     (tmp_path / "classes.txt").write_text("box\nbar\n")
