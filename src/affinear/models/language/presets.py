@@ -8,8 +8,8 @@ from typing import Any
 from ...ops.mechanisms import near_miss
 from .config import AffinearConfig
 
-# The papers say "340M" and "0.3B" on 15B tokens, and no more. This is the shape that the networks they compare with
-# have in common: 24 layers, 1024 wide, 32,000 tokens, a SwiGLU of 8 / 3 of the width; tied it has 341M parameters.
+# The papers say "340M" and "0.3B" on 15B tokens, and no more. The shape is assumed, as is usual for that size:
+# 24 layers, 1024 wide, 32,000 tokens, a SwiGLU of 8 / 3 of the width; with tied embeddings it has 341M parameters.
 _COMMON = {
     "vocab_size": 32000,
     "hidden_size": 1024,
