@@ -9,6 +9,8 @@ import pytest
 import triton.language as tl
 from triton.runtime import interpreter
 
+collect_ignore = ["prepared_launches.py"]  # a program for a process of its own
+
 
 @pytest.fixture
 def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
