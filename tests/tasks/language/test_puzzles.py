@@ -6,8 +6,13 @@ import random
 
 import numpy as np
 import pytest
+import torch
 
+from affinear.models.making import MOST_NUMBERS
+from affinear.tasks.language.network import made as network_made
 from affinear.tasks.language.puzzles import IGNORED, made
+from affinear.tasks.language.samples import PuzzleRows
+from affinear.train.draws import Draw
 
 
 def test_every_key_is_asked_once_and_its_value_stands_in_the_row():
@@ -52,3 +57,30 @@ def test_rows_are_the_same_whenever_they_are_asked_for_and_halves_differ():
 def test_a_puzzle_that_cannot_be_is_refused(spec: str, said: str):
     with pytest.raises(ValueError, match=said):
         made(spec)
+
+
+@pytest.mark.exhaustive
+def test_recall_can_be_learnt_by_what_keeps_every_key():
+    torch.manual_seed(0)
+    puzzles = made("recall:length=24,pairs=3,symbols=16,train=30000,test=200")
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_attention_heads": 2,
+        "conv_size": 4,
+        "mechanism": "softmax",
+    }
+    network = network_made("affinear_tiny", sizes, {"vocabulary": 16, "end": 0}, MOST_NUMBERS)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
+    rows = PuzzleRows(puzzles, "train")
+    for step in range(500):
+        batch = rows.__getitems__([Draw(step * 48 + index, 0) for index in range(48)])
+        loss = network(batch.tokens, batch.targets, None)
+        assert isinstance(loss, torch.Tensor)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    test = PuzzleRows(puzzles, "test").__getitems__([Draw(index, 0) for index in range(200)])
+    _, right = network(test.tokens, test.targets, None, each=True)
+    assert right[test.targets != IGNORED].float().mean() > 0.95
