@@ -59,10 +59,18 @@ def test_bare_weights_tell_nothing(tmp_path: Path):
     assert about(tmp_path / "a.safetensors") is None
 
 
-@pytest.mark.parametrize("content", [b"", b"no weights", bytes(100), b"\xff" * 64])
-def test_other_files_are_named(tmp_path: Path, content: bytes):
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "expected weights, got an empty file"),
+        (b"no weights", "expected weights, got a text file"),
+        (bytes(100), "expected a file of safetensors"),
+        (b"\xff" * 64, "expected a file of safetensors"),
+    ],
+)
+def test_other_files_are_named(tmp_path: Path, content: bytes, said: str):
     (tmp_path / "a.safetensors").write_bytes(content)
-    with pytest.raises(ValueError, match="expected a file of safetensors"):
+    with pytest.raises(ValueError, match=said):
         about(tmp_path / "a.safetensors")
 
 
