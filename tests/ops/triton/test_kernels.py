@@ -301,10 +301,18 @@ def test_states_too_wide_for_one_program(
 @interpreted
 @pytest.mark.usefixtures("rounding")
 @pytest.mark.parametrize("rotary", [False, True])
-def test_two_features_of_each_channel_of_a_wide_head_fit_one_program(rotary: bool, make: Make, judge: Judge):
+def test_two_features_of_each_channel_of_a_wide_head_fit_one_program(
+    rotary: bool, make: Make, solve: Solve, relative_error: Error
+):
     problem = make("nala", width=96, values=96, queries=33, rotary=rotary, dtype=torch.bfloat16)
     assert launch.blocks_for(*widths(problem), 2, whole=True).e_blocks == 1
-    judge(problem)
+    ours, rival = solve(problem), defined(problem, torch.bfloat16, "torch")
+    for name, mine, theirs, exact in zip(
+        Answers._fields, ours, rival, defined(problem, torch.float64, "reference"), strict=True
+    ):
+        # Gradients of directions lose what points along them, at every width, and so more of what rounding left.
+        times = 2 if name == "out" else 3
+        assert relative_error(mine, exact) <= times * relative_error(theirs, exact), name
 
 
 @pytest.mark.parametrize(
