@@ -1,6 +1,6 @@
 """The evidence of detection: nuclei and blood cells from random weights, on one GPU, within a given time.
 
-    PYTHONPATH=src python scripts/evidence_detect.py --data ../shared/data --out detect --minutes 7
+    PYTHONPATH=src python scripts/evidence_detect.py --data DATA --out detect --minutes 7
 
 trains every cell that is not there yet, several at a time on one GPU, the first seed of all before the second of any,
 and writes `cells/NAME.json` as each is done; when the time is over nothing new is begun, and the same command goes on.
