@@ -88,15 +88,18 @@ def test_every_weight_gets_the_same_gradient_with_checkpointing_and_masks(name: 
 @pytest.mark.parametrize("name", ["mavit_tiny", "mavit_tiny_linear", "nalaformer_tiny_linear"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_stays_near_single(name: str, dtype: torch.dtype):
-    backbone = Features(name, model_args=SMALL).eval()
-    batch, sizes = torch.randn(2, 3, 64, 96), [(64, 60), (40, 96)]
-    with torch.no_grad():
-        exact = backbone(batch, sizes)
-        with torch.autocast("cpu", dtype):
-            rounded = backbone(batch, sizes)
-    for own, other in zip(exact, rounded, strict=True):
-        assert other.isfinite().all()
-        assert (own - other).norm() < 20 * torch.finfo(dtype).eps * own.norm()
+    errors: list[torch.Tensor] = []
+    for _ in range(3):
+        backbone = Features(name, model_args=SMALL).eval()
+        batch, sizes = torch.randn(2, 3, 64, 96), [(64, 60), (40, 96)]
+        with torch.no_grad():
+            exact = backbone(batch, sizes)
+            with torch.autocast("cpu", dtype):
+                rounded = backbone(batch, sizes)
+        assert all(other.isfinite().all() for other in rounded)
+        errors.append(torch.stack([(own - x).norm() / own.norm() for own, x in zip(exact, rounded, strict=True)]))
+    # The middle of three: about one draw in a hundred of heads this narrow is worse.
+    assert (torch.stack(errors).median(0).values < 20 * torch.finfo(dtype).eps).all()
 
 
 @pytest.mark.parametrize(("size", "names"), [((512, 2048), ["mavit_small"]), ((800, 1344), ["mavit_small_linear"])])

@@ -42,7 +42,7 @@ def stopping(step: Callable[..., float]) -> Callable[..., float]:
 def affinear(command: list[str]) -> str:
     """What the command line says, in one of several processes."""
     PartialState._reset_state()
-    done = CliRunner().invoke(build_app(), command)
+    done = CliRunner().invoke(build_app(), command, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.output
 

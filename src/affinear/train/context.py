@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from accelerate import Accelerator
 from accelerate.data_loader import prepare_data_loader
+from accelerate.utils import recursively_apply
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.data import DataLoader
@@ -101,10 +102,13 @@ class _Counting:
         self._accelerator, self._size = accelerator, context.size
         self.process_index = context.index  # so that a group draws the same random numbers
 
-    def reduce(self, tensor: Tensor, reduction: str = "sum", scale: float = 1.0) -> Tensor:
-        """As accelerate's; every process of a group has added the same."""
-        total = cast(Tensor, self._accelerator.reduce(tensor, reduction, scale))
-        return total / self._size if reduction == "sum" else total
+    def reduce(self, tensors: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """As accelerate's, of a tensor or a collection of them; every process of a group has added the same."""
+        total: Any = self._accelerator.reduce(tensors, reduction, scale)
+        return recursively_apply(self._once, total) if reduction == "sum" else total
+
+    def _once(self, total: Tensor) -> Tensor:
+        return total / self._size
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._accelerator, name)
