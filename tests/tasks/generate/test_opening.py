@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,13 @@ def test_a_damaged_file_and_one_that_wants_to_run_code_are_refused(tmp_path: Pat
         open_pictures(str(tmp_path))
     np.savez(tmp_path / "train.npz", latents=np.array([object()]), labels=np.zeros(1))
     with pytest.raises(ValueError, match="cannot be read as arrays"):
+        open_pictures(str(tmp_path))
+
+
+def test_a_member_that_is_no_array_is_as_if_it_were_not_there(tmp_path: Path):
+    with zipfile.ZipFile(tmp_path / "train.npz", "w") as archive:
+        archive.writestr("latents.npy", b"no array")
+    with pytest.raises(ValueError, match="expected arrays called latents and labels, got none"):
         open_pictures(str(tmp_path))
 
 

@@ -165,7 +165,8 @@ def _arrays(path: Path) -> Mapping[str, NDArray[Any]]:
         if path.suffix == ".safetensors":
             return load_file(path)
         with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
-            return {name: content[name] for name in content.files}
+            # What does not begin as an array does comes as bytes.
+            return {name: array for name in content.files if isinstance(array := content[name], np.ndarray)}
     except (SafetensorError, OSError, ValueError, KeyError, EOFError) as error:
         said = str(error).partition("\n")[0][:120]
         raise ValueError(f"{path}: cannot be read as arrays ({said or type(error).__name__})") from None
