@@ -161,9 +161,11 @@ def test_hostile_data_sets(
         return images.fingerprint
 
     open_data("digits")  # what is imported on the way may do as it likes
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for number in for_a_while(4):
         folder = tmp_path / str(number)
         folder.mkdir()
         make(folder, draw)
         tally.attempt(f"{make.__name__} {number}", lambda folder=folder: read(folder), ValueError)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST
     tally.check()

@@ -64,6 +64,14 @@ def test_a_damaged_pickle_is_named(tmp_path: Path, content: bytes):
         read_pickle(tmp_path / "a")
 
 
+@pytest.mark.parametrize("kept", [b"r\xff\xff\xff\x7f", b"p4294967295\n", b"q\xff"], ids=["binary", "text", "short"])
+def test_a_number_that_asks_for_gigabytes_is_refused(tmp_path: Path, kept: bytes):
+    """Python's own reader makes room for every number below the one an object is kept under: here 32 and 64 GB."""
+    (tmp_path / "a").write_bytes(b"\x80\x02}" + kept + b".")
+    with pytest.raises(ValueError, match=r"refused.*it keeps an object as number \d+, and has made"):
+        read_pickle(tmp_path / "a")
+
+
 def test_a_pickle_of_something_else_is_named(tmp_path: Path):
     (tmp_path / "a").write_bytes(pickle.dumps([1]))
     with pytest.raises(ValueError, match="expected a dictionary, got list"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import pickletools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -81,6 +82,13 @@ class _Reader(pickle.Unpickler):
             raise Refused(f"it would run {module}.{name}") from None
 
 
+def _check_memo(content: bytes) -> None:
+    """Refuse to keep an object under a number out of turn: Python makes room for every number below it."""
+    for count, (step, number, _) in enumerate(pickletools.genops(content)):
+        if "PUT" in step.name and number is not None and number > count:
+            raise Refused(f"it keeps an object as number {number}, and has made {count} at most")
+
+
 def read_pickle(path: Path) -> dict[str, Any]:
     """The dictionary in a pickle file: numbers, texts, lists and arrays of bytes, under names as text.
 
@@ -91,7 +99,9 @@ def read_pickle(path: Path) -> dict[str, Any]:
         ValueError: If it is no such file, or would run code.
     """
     try:
-        content = _Reader(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+        raw = path.read_bytes()
+        _check_memo(raw)
+        content = _Reader(io.BytesIO(raw), encoding="bytes").load()
     except Refused as error:
         raise ValueError(f"{path}: refused, because of what the pickle holds: {error}") from None
     except Exception as error:  # damaged pickles make the reader raise nearly anything
