@@ -36,7 +36,7 @@ from affinear.tasks.upscale.opening import Album
 from affinear.tasks.upscale.samples import cut_to
 from affinear.tasks.upscale.work import UpscaleWork
 from affinear.train import Recipe, Run, train
-from affinear.train.spelling import parse
+from affinear.train.spelling import parse, parse_model_args
 from affinear.train.task import Trained
 
 OURS = "upscaler_light"
@@ -142,6 +142,8 @@ def start(given: argparse.Namespace, one: Cell) -> subprocess.Popen[bytes]:
     command += ["--workers", str(given.workers)]
     for change in given.set or []:
         command += ["--set", change]
+    for change in given.model_arg or []:
+        command += ["--model-arg", change]
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     with open(f"{one.folder}.txt", "ab") as log:
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **threads})
@@ -149,7 +151,8 @@ def start(given: argparse.Namespace, one: Cell) -> subprocess.Popen[bytes]:
 
 def cell(given: argparse.Namespace) -> None:
     """Train one arm with one seed, judge it, and write what came out."""
-    model, args = ARMS[given.arms]
+    model, own = ARMS[given.arms]
+    args = {**own, **parse_model_args(given.model_arg or [])}
     changes: dict[str, Any] = {
         "steps": given.steps,
         "eval_steps": given.steps,
@@ -186,6 +189,7 @@ def cell(given: argparse.Namespace) -> None:
         "seconds": trained_in,
         "recipe": setup.recipe.as_dict(),
         "settings": setup.settings.as_dict(),
+        "model_args": args,
     }
     keep(given.output / "result.json", found)
 
@@ -194,14 +198,9 @@ def judged(trained: Trained[Any, Any], data: Album) -> list[dict[str, Any]]:
     """Every test photo: its set, PSNR and SSIM whole, PSNR in tiles of the trained size, and that of bicubic."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network = trained.network.to(device)
+    settings = trained.job.settings.changed(tile=trained.job.settings.patch, overlap=AROUND)
     works = {
-        look: UpscaleWork(
-            dataclasses.replace(
-                trained.job, settings=trained.job.settings.changed(look=look, tile=PATCH, overlap=AROUND)
-            ),
-            data,
-            device,
-        )
+        look: UpscaleWork(dataclasses.replace(trained.job, settings=settings.changed(look=look)), data, device)
         for look in ("whole", "tiles")
     }
     rows: list[dict[str, Any]] = []
@@ -324,6 +323,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", default=60.0, type=float, help="stop after so many; the same command goes on")
     parser.add_argument("--mps", action="store_true", help="let processes share the GPU through NVIDIA's MPS")
     parser.add_argument("--set", action="append", help="a field of recipe or settings: field=value; may be given again")
+    parser.add_argument("--model-arg", action="append", help="what all networks are made with; may be given again")
     parser.add_argument(
         "--probe", action="store_true", help="only measure a step of each arm, and say how long it takes"
     )

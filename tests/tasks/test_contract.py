@@ -240,6 +240,9 @@ def test_the_command_line_writes_what_it_answers_and_nothing_twice(tiny: Tiny, w
         refused = CliRunner().invoke(build_app(), [*command[:1], bad[0], *command[-4:]])
         assert refused.exit_code == 1
         assert "Traceback" not in refused.output
+        assert not bad[0] or f"{bad[0]}: {bad[0]}" not in refused.output
+        as_json = CliRunner().invoke(build_app(), [*command[:1], bad[0], *command[-4:], "--json"])
+        assert json.loads(as_json.stdout)[0]["error"]
 
 
 class Page(HTMLParser):

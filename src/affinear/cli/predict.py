@@ -71,9 +71,10 @@ def predict(
             return
         for answer in trained.task.predict(trained, asked, options):
             failed |= answer.error is not None
-            found.append(dict(answer.content))
+            said = answer.text if answer.error is None else answer.error.removeprefix(f"{answer.source}: ")
+            found.append(dict(answer.content) or {"source": answer.source, "error": answer.error and said})
             if not as_json:
-                print(f"{answer.source}: {answer.text if answer.error is None else answer.error}")
+                print(f"{answer.source}: {said}")
             drawn = Path() if output is None and trained.task.draws else output
             for path in _kept(answer.files, drawn, force):
                 print(f"  {path}", file=sys.stderr)

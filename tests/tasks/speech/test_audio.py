@@ -63,6 +63,17 @@ def test_what_is_no_recording_is_told_in_a_sentence(tmp_path: Path):
         assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("rate", [0, 1, 2**31])
+def test_a_head_with_a_rate_that_cannot_be_is_refused_before_it_fills_memory(tmp_path: Path, rate: int):
+    path = write(tmp_path / "a.wav", np.zeros(100))
+    content = bytearray(path.read_bytes())
+    content[24:28] = rate.to_bytes(4, "little")
+    path.write_bytes(content)
+    for read in (lambda: read_audio(path, 16_000), lambda: seconds_of(path), lambda: list(follow_audio(path, 16_000))):
+        with pytest.raises(CorruptAudio, match="samples a second, got"):
+            read()
+
+
 def test_without_soundfile_wav_is_read_and_the_rest_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

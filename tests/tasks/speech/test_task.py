@@ -115,7 +115,30 @@ def test_parts_of_files_are_recordings_and_memory_changes_nothing(tmp_path: Path
         for i, row in enumerate(half.rows):
             assert row.seconds == 1
             assert torch.equal(half[i], whole[round(row.begin * RATE) : round((row.begin + 1) * RATE)])
-            torch.testing.assert_close(stored[i], half[i], atol=2**-14, rtol=0)
+            assert torch.equal(stored[i], half[i])
+
+
+def test_what_has_no_word_in_its_text_is_left_out_and_counted(tmp_path: Path):
+    texts = ["a", "b", " ", "...", "ab"]
+    for i in range(5):
+        write(tmp_path / f"{i}.wav", np.zeros(RATE))
+    rows = [{"audio": f"{i}.wav", "text": text} for i, text in enumerate(texts)]
+    data = TASK.open(manifest(tmp_path / "all.jsonl", rows), settings())
+    assert sum(data.sizes) == 3
+    assert "2 without a word left out" in data.name
+
+
+def test_what_does_not_fit_into_memory_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    trained = trained_on(voices(tmp_path))
+    path = str(write(tmp_path / "long.wav", np.zeros(RATE)))
+
+    def full(*_: Any) -> Any:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(Conformer, "forward", full)
+    (answer,) = TASK.predict(trained, [path], Writing())
+    assert answer.error is not None
+    assert "does not fit into memory" in answer.error
 
 
 def test_a_letter_outside_the_alphabet_is_refused_with_its_recording(tmp_path: Path):

@@ -15,6 +15,7 @@ from torch import Tensor
 from .resampling import Resampler, resample
 
 BLOCK = 2**16  # samples that are read at a time where a recording is heard as it comes
+RATES = (1_000, 768_000)  # samples of a second that a recording may have; a head that tells others is damaged
 SUFFIXES = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".au", ".caf", ".w64")
 
 Samples = NDArray[np.float32]
@@ -63,10 +64,10 @@ def seconds_of(path: str | Path) -> float:
     """
     try:
         with wave.open(str(path), "rb") as file:
-            return file.getnframes() / file.getframerate()
+            return file.getnframes() / _rate(path, file.getframerate())
     except (wave.Error, EOFError, OSError):
         info = _with_soundfile(path, lambda soundfile: soundfile.info(str(path)))
-        return info.frames / info.samplerate
+        return info.frames / _rate(path, info.samplerate)
 
 
 def open_audio(path: str | Path, begin: float = 0.0, end: float | None = None) -> tuple[int, Iterator[Samples]]:
@@ -79,11 +80,21 @@ def open_audio(path: str | Path, begin: float = 0.0, end: float | None = None) -
         file = wave.open(str(path), "rb")  # noqa: SIM115  # the blocks close it
     except (wave.Error, EOFError, OSError):
         return _by_soundfile(path, begin, end)
-    rate = file.getframerate()
-    if rate < 1 or file.getsampwidth() not in (1, 2, 3, 4):
+    try:
+        rate, width = _rate(path, file.getframerate()), file.getsampwidth()
+        if width not in (1, 2, 3, 4):
+            raise CorruptAudio(f"{path}: expected samples of 8 to 32 bits, got {8 * width}")
+    except CorruptAudio:
         file.close()
-        raise CorruptAudio(f"{path}: expected samples of 8 to 32 bits at a rate above 0, got {file.getparams()}")
+        raise
     return rate, _wave_blocks(file, path, round(begin * rate), None if end is None else round(end * rate))
+
+
+def _rate(path: str | Path, rate: int) -> int:
+    """Samples of a second as a file's head tells them, if they can be."""
+    if not RATES[0] <= rate <= RATES[1]:
+        raise CorruptAudio(f"{path}: expected {RATES[0]:,} to {RATES[1]:,} samples a second, got {rate:,}")
+    return rate
 
 
 def _wave_blocks(file: wave.Wave_read, path: str | Path, first: int, last: int | None) -> Iterator[Samples]:
@@ -121,7 +132,11 @@ def as_numbers(content: bytes, width: int) -> Samples:
 
 def _by_soundfile(path: str | Path, begin: float, end: float | None) -> tuple[int, Iterator[Samples]]:
     file: Any = _with_soundfile(path, lambda soundfile: soundfile.SoundFile(str(path)))
-    rate = int(file.samplerate)
+    try:
+        rate = _rate(path, int(file.samplerate))
+    except CorruptAudio:
+        file.close()
+        raise
 
     def blocks() -> Iterator[Samples]:
         with file:

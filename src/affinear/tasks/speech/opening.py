@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from .audio import SUFFIXES, CorruptAudio, seconds_of
-from .recordings import Recording, Recordings, Voices, fingerprint
+from .recordings import LOUDEST, Recording, Recordings, Voices, fingerprint
 from .text import plain
 
 TESTS = ("dev-clean", "validation", "valid", "val", "dev", "test-clean", "test")
@@ -51,6 +51,8 @@ def open_voices(spec: str, *, sample_rate: int, test_split: str | None, memory: 
     if len(halves) == 1:
         halves, how = _hold_out(halves[0], root)
     base = root if root.is_dir() else root.parent
+    wordless = sum(not row.text for half in halves for row in half)
+    how += f"; {wordless:,} without a word left out" if wordless else ""
     halves = [_measured(half) for half in halves]
     for half, noun in zip(halves, ("to learn from", "to be judged by"), strict=True):
         if not half:
@@ -184,7 +186,7 @@ def _stored(half: Recordings) -> Recordings:
 
     def decode(index: int) -> Any:
         try:
-            return (half[index].clamp(-1, 1) * (2**15 - 1)).round().numpy().astype(np.int16)
+            return (half[index] * LOUDEST).round().clamp(-LOUDEST, LOUDEST - 1).numpy().astype(np.int16)
         except CorruptAudio:
             return None
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .audio import read_audio
 
+LOUDEST = 2**15  # what 1 is as a whole number of 16 bits, as WAV files have it
 TAIL = 64  # bytes at the end of a file that its fingerprint sees
 
 
@@ -70,7 +71,7 @@ class Recordings:
             CorruptAudio: If the file cannot be read.
         """
         if self.stored is not None:
-            return torch.from_numpy(self.stored[index]).float() / 2**15
+            return torch.from_numpy(self.stored[index]).float() / LOUDEST
         row = self.rows[index]
         return read_audio(row.path, self.sample_rate, row.begin, row.end)
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...models import making
 from ...models.speech import Conformer, LogMel
@@ -32,6 +32,7 @@ LOOKED_AT = 200  # training recordings, evenly among all, whose features tell me
 TOKEN = 0.04  # seconds
 MOST_AT_ONCE, LONGEST = 2**16, 1e6  # recordings and seconds of a batch that a file of weights may ask for
 NOTHING_HEARD = "(nothing)"
+TOO_LONG = "it does not fit into memory in one piece; cut it, or take a network with a linear mechanism"
 
 
 class Speech(Task[Voices, Hearing]):
@@ -191,19 +192,16 @@ class Speech(Task[Voices, Hearing]):
         for source in sources:
             try:
                 wave = read_audio(source, job.settings.sample_rate)
+                logits = network(ear(wave[None].to(device))[0])[0][0]
             except (CorruptAudio, OSError) as error:
                 yield Answer(source, error=str(error))
                 continue
-            logits = network(ear(wave[None].to(device))[0])[0][0]
-            content: dict[str, Any] = {"seconds": round(len(wave) / job.settings.sample_rate, 3)}
-            if beam is None:
-                words = timed_words(logits.argmax(dim=-1).tolist(), spelling)
-                text = " ".join(word for word, _ in words)
-                content["words"] = [{"word": word, "at": at} for word, at in words]
-            else:
-                text = spelling.decode(beam_search(logits.float().log_softmax(dim=-1), spelling, beam))
-            file = {f"{Path(source).stem}.txt": f"{text}\n".encode()}
-            yield Answer(source, text=text or NOTHING_HEARD, content={"text": text, **content}, files=file)
+            except (MemoryError, RuntimeError) as error:
+                if isinstance(error, RuntimeError) and "memory" not in str(error):  # torch's word for it
+                    raise
+                yield Answer(source, error=f"{source}: {TOO_LONG}")
+                continue
+            yield _answer(source, logits, len(wave) / job.settings.sample_rate, spelling, beam)
 
     def follow(self, trained: Trained[Voices, Hearing], source: str, options: Any) -> Iterator[str]:
         """Words of a recording as they come, in memory of one size: those that `predict` hears in all of it."""
@@ -216,6 +214,19 @@ class Speech(Task[Voices, Hearing]):
         ear = Ear(job.settings, job.facts).to(network.head.weight.device)
         listener = Listener(network, ear, spelling_of(job))
         return words_of(listener, follow_audio(source, job.settings.sample_rate))
+
+
+def _answer(source: str, logits: Tensor, seconds: float, spelling: Spelling, beam: Beam | None) -> Answer:
+    """The text of logits (N, pieces)."""
+    content: dict[str, Any] = {"seconds": round(seconds, 3)}
+    if beam is None:
+        words = timed_words(logits.argmax(dim=-1).tolist(), spelling)
+        text = " ".join(word for word, _ in words)
+        content["words"] = [{"word": word, "at": at} for word, at in words]
+    else:
+        text = spelling.decode(beam_search(logits.float().log_softmax(dim=-1), spelling, beam))
+    file = {f"{Path(source).stem}.txt": f"{text}\n".encode()}
+    return Answer(source, text=text or NOTHING_HEARD, content={"text": text, **content}, files=file)
 
 
 def timed_words(numbers: Sequence[int], spelling: Spelling) -> list[tuple[str, float]]:
