@@ -249,7 +249,7 @@ def test_reading_a_hugging_face_data_set_runs_nothing_and_writes_into_its_cache_
     datasets = pytest.importorskip("datasets")
     from affinear.tasks.classify import data
 
-    hugging = from_file("tasks/classify/test_hugging.py")
+    hugging = from_file("tasks/images/labelled/test_hugging.py")
     cache, folder = tmp_path / "cache", tmp_path / "pets"
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cache))
     datasets.disable_progress_bars()

@@ -15,8 +15,8 @@ from affinear.compare.experiment import Comparison, Results
 from affinear.compare.report import html
 from affinear.lens.glance import Attention, Map
 from affinear.tasks.classify import TASK, ClassifySettings
-from affinear.tasks.classify.images import Images, in_memory
-from affinear.tasks.classify.trial import chosen
+from affinear.tasks.images.labelled.images import Images, in_memory
+from affinear.tasks.images.labelled.some import chosen
 from affinear.train import Recipe, Setup
 from affinear.train.records import Record
 

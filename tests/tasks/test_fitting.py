@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from affinear.tasks import find, recipe_for
-from affinear.tasks.classify.digits import digits
 from affinear.tasks.fitting import fitted
+from affinear.tasks.images.labelled.digits import digits
 from affinear.train.task import Data
 
 TASK = find("classify")

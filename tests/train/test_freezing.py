@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from affinear.tasks.classify import recipe_for
-from affinear.tasks.classify.digits import digits
-from affinear.tasks.classify.trial import first_of
+from affinear.tasks.images.labelled.digits import digits
+from affinear.tasks.images.labelled.some import first_of
 from affinear.train import Run, train
 from affinear.train.blame import layer_at_fault
 from affinear.train.freezing import freeze

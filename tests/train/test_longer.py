@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from affinear.tasks.classify import recipe_for
-from affinear.tasks.classify.digits import digits
-from affinear.tasks.classify.trial import first_of
+from affinear.tasks.images.labelled.digits import digits
+from affinear.tasks.images.labelled.some import first_of
 from affinear.train import OtherRun, Run, train
 
 STAIRS = {"sched": "multistep", "milestones": (1,), "warmup_epochs": 0.0}

@@ -33,7 +33,7 @@ def fitted(
 
     Example:
         >>> from affinear.tasks import find
-        >>> from affinear.tasks.classify.digits import digits
+        >>> from affinear.tasks.images.labelled.digits import digits
         >>> from affinear.tasks.fitting import fitted
         >>> few = find("classify").limited(digits(), 45)
         >>> setup, told = fitted(find("classify"), "mavit_tiny", None, {"seed": 3}, few)

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from affinear.tasks.classify import data
-from affinear.tasks.classify.images import in_memory
 from affinear.tasks.classify.samples import TrainSamples
+from affinear.tasks.images.labelled.images import in_memory
 from affinear.train.draws import Draw
 
 TIMM = data.Augment("timm", "rand-m9-mstd0.5-inc1", reprob=0.5, vflip=0.2)

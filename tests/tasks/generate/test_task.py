@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 from affinear import tasks
 from affinear.cli import build_app
 from affinear.tasks.classify import ClassifySettings
-from affinear.tasks.classify.images import in_memory
 from affinear.tasks.generate import TASK
 from affinear.tasks.generate.drawing import seen
 from affinear.tasks.generate.samples import Requests, noise_of
 from affinear.tasks.generate.settings import Drawing, Generation
 from affinear.tasks.generate.task import AROUND
+from affinear.tasks.images.labelled.images import in_memory
 from affinear.train import Recipe, Result, Run, curves, train
 from affinear.train.draws import NOTHING, Draw
 from affinear.train.task import Job, Trained

@@ -4,10 +4,10 @@ from ...train.corrupt import Skipped, TooManyCorrupt
 from ...train.draws import Draw
 from ..images.augment import Augment
 from ..images.batching import Batching, Normalize, as_tensor
+from ..images.labelled.images import ArraySource, Images, Source
+from ..images.labelled.opening import open_data
 from ..images.reading import CorruptImage, open_image
-from .images import ArraySource, Images, Source
 from .loading import ready, test_loader, train_loader
-from .opening import open_data
 from .samples import NO_IMAGE
 
 __all__ = [

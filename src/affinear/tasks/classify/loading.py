@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 from ...train import loading
 from ...train.corrupt import Skipped
 from ..images.batching import Batching, Normalize
-from .images import Images
+from ..images.labelled.images import Images
 from .samples import Batch, TestSamples, TrainSamples, as_it_is, without_fillers
 
 

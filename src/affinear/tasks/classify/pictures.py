@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from ...train import confused, page
 from ...train.page import Section
 from ..images.batching import Batching, as_tensor
-from .images import Images
-from .trial import chosen
+from ..images.labelled.images import Images
+from ..images.labelled.some import chosen
 
 LOOKED_AT = 512  # test images, evenly among all
 AT_ONCE = 64

@@ -13,9 +13,9 @@ from ...train import settings
 from ...train.settings import Check, Settings
 from ...train.task import Answer, Trained
 from ..images.batching import as_tensor
+from ..images.labelled.images import Images
 from ..images.reading import CorruptImage, open_image
 from . import network as networks
-from .images import Images
 from .settings import ClassifySettings
 
 

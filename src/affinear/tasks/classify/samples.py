@@ -21,8 +21,8 @@ from ...train.draws import NOTHING, Draw
 from ...train.seeding import kept_randomness, seed_all
 from ..images.augment import vary
 from ..images.batching import Batching, Fit, Normalize, in_channels, timm_eraser, timm_transform
+from ..images.labelled.images import ArraySource, Source
 from ..images.reading import CorruptImage
-from .images import ArraySource, Source
 
 NO_IMAGE = -100  # the class of a row that holds no image; what torch's cross entropy leaves out
 

@@ -25,12 +25,13 @@ from ...train.settings import Settings
 from ...train.task import Answer, Job, Measure, Score, Setup, Task, Trained, Work, unknown_recipe
 from ...train.weights import fill
 from ..images.batching import Normalize, as_tensor
+from ..images.labelled.folder import FileSource, unreadable
+from ..images.labelled.images import Images
+from ..images.labelled.opening import open_data, open_whole
+from ..images.labelled.some import chosen, first_of
 from . import network as networks
 from . import pictures, trial, trunk, variants
-from .folder import FileSource, unreadable
-from .images import Images
 from .loading import test_loader, train_loader
-from .opening import open_data, open_whole
 from .predict import Options, predict
 from .published import RECIPES, family_of, of_size
 from .samples import Batch
@@ -92,7 +93,7 @@ class ClassifyWork(Work[Images, ClassifySettings]):
 
     def examples(self) -> Mapping[str, Tensor]:
         """Test images, evenly among all."""
-        found = [as_tensor(image, self.batching) for _, image in trial.chosen(self.data.test, COUNT)]
+        found = [as_tensor(image, self.batching) for _, image in chosen(self.data.test, COUNT)]
         return {"images": torch.stack(found).half()} if found else {}
 
     def report(self, network: nn.Module) -> list[Section]:
@@ -216,7 +217,7 @@ class Classify(Task[Images, ClassifySettings]):
 
     def limited(self, data: Images, limit: int) -> Images:
         """At most so many images of each half, evenly among all."""
-        return trial.first_of(data, limit)
+        return first_of(data, limit)
 
     def variants(self, model: str) -> Mapping[str, Mapping[str, Any]]:
         """Six rules with and without rotary positions in a trunk, five mechanisms in networks that take one."""

@@ -20,11 +20,11 @@ from ...train.page import Section
 from ...train.recipe import Recipe
 from ...train.task import Job, Setup, unknown_recipe
 from ...train.weights import fill
-from ..classify.images import Images
 from ..classify.samples import Batch
 from ..classify.settings import ClassifySettings
 from ..classify.task import Classify, ClassifyWork
 from ..images.batching import as_tensor
+from ..images.labelled.images import Images
 from ..using import load_trained
 from .settings import DistilSettings
 

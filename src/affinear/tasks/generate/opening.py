@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from ..classify.images import Images, Source
-from ..classify.opening import open_data
-from ..classify.trial import first_of
+from ..images.labelled.images import Images, Source
+from ..images.labelled.opening import open_data
+from ..images.labelled.some import first_of
 
 MOST_CLASSES = 2**17
 LATENTS = ("train.safetensors", "train.npz")

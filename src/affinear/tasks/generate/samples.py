@@ -13,8 +13,8 @@ from torch.utils.data import Dataset
 
 from ...train.corrupt import Tally
 from ...train.draws import NOTHING, Draw, uniform
-from ..classify.images import ArraySource, Source
 from ..images.batching import Batching, Fit
+from ..images.labelled.images import ArraySource, Source
 from ..images.reading import CorruptImage
 from .opening import LatentSource
 

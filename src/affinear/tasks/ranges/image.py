@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..classify import cifar
-from ..classify.images import ArraySource, Images
+from ..images.labelled import cifar
+from ..images.labelled.images import ArraySource, Images
 from .sequences import Ranges, Rows, Split
 
 LUMA = np.array([0.2989, 0.5870, 0.1140], np.float32)  # of red, green and blue

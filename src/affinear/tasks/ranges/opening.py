@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..classify import cifar
-from ..classify.opening import BELOW
+from ..images.labelled import cifar
+from ..images.labelled.opening import BELOW
 from . import image, keeping, listops, pathfinder, retrieval, text
 from .sequences import Ranges
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from ..images.finding import Identity, image_files
-from ..images.reading import CorruptImage, open_image, size_of
+from ..finding import Identity, image_files
+from ..reading import CorruptImage, open_image, size_of
 from .images import Digest, Images
 
 TRAIN = "train"

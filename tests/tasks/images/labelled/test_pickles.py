@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from affinear.tasks.classify.pickles import read_pickle
+from affinear.tasks.images.labelled.pickles import read_pickle
 
 
 def python2_pickle(pixels: np.ndarray, labels: list[int]) -> bytes:

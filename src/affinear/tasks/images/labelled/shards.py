@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ...models.making import short
-from ..images.reading import CorruptImage, decode
+from ....models.making import short
+from ..reading import CorruptImage, decode
 from .folder import natural
 from .images import Digest, Images
 from .splits import pick

@@ -11,7 +11,7 @@ from PIL import Image
 
 from affinear.tasks.classify.data import ArraySource, open_data
 
-SCRIPT = Path(__file__).parents[3] / "scripts" / "convert_cifar10.py"
+SCRIPT = Path(__file__).parents[4] / "scripts" / "convert_cifar10.py"
 ROWS = 20
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from ..images.reading import CorruptImage, decode
+from ..reading import CorruptImage, decode
 from .images import Digest, Images
 from .splits import pick
 
