@@ -78,3 +78,27 @@ def test_the_second_stage_counts_logits_features_and_labels():
         network_loss(teacher, student, lambda model: model(images), weights=Weights(labels=1.0))
     with pytest.raises(ValueError, match="expected a linearized network"):
         swapped_layers(teacher)
+
+
+def test_features_may_come_from_a_layer_that_is_named():
+    whisper = Hugging("whisper")
+    student, _ = affinear.linearize(whisper.model, "mala", convolution=3)
+
+    def loss(weights: Weights, features: str | None) -> torch.Tensor:
+        def call(network: torch.nn.Module) -> torch.Tensor:
+            return network(**whisper.inputs).logits
+
+        return network_loss(whisper.model, student, call, weights=weights, features=features)
+
+    hidden = loss(Weights(logits=0.0), "model.encoder.layer_norm")
+    hidden.backward()
+    taught = {name.split(".")[1] for name, p in student.named_parameters() if p.grad is not None}
+    assert taught == {"encoder"}  # the decoder comes after it
+    with torch.no_grad():
+        sounds = whisper.inputs["input_features"]
+        ours, theirs = (model.model.encoder(sounds)[0] for model in (student, whisper.model))
+        expected = float((ours - theirs).square().mean() / theirs.var(correction=0))
+        assert float(hidden) == pytest.approx(expected, rel=1e-4)
+        assert float(loss(Weights(logits=0.0), None)) != pytest.approx(expected, rel=1e-2)
+    with pytest.raises(ValueError, match="features: expected the name of a layer"):
+        loss(Weights(), "encoder.norm")

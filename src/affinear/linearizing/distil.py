@@ -26,9 +26,7 @@ def swapped_layers(student: nn.Module) -> dict[str, nn.Module]:
     found: dict[str, nn.Module] = {}
     for name, module in student.named_modules():
         if isinstance(getattr(module, "linearized", None), LinearCore):
-            while name.startswith(WRAPPERS):
-                name = name.partition(".")[2]
-            found[name] = module
+            found[_bare(name)] = module
     if not found:
         raise ValueError("student: expected a linearized network, got one without a linear layer")
     return found
@@ -119,6 +117,7 @@ def network_loss(
     *,
     weights: Weights,
     labels: Tensor | None = None,
+    features: str | None = None,
 ) -> Tensor:
     """The loss of the second stage on one batch.
 
@@ -128,10 +127,12 @@ def network_loss(
         call: Calls a network on a batch and gives its logits, (..., classes).
         weights: What each part counts.
         labels: Classes, or a distribution over them, where there are any.
+        features: Name of the layer whose answer is the final features, as where an encoder is linear and a decoder
+            speaks: "model.encoder.layer_norm". None for the last normalisation after the blocks.
     """
-    with torch.no_grad(), _features(teacher) as theirs:
+    with torch.no_grad(), _features(teacher, features) as theirs:
         target = first_tensor(call(teacher)).float()
-    with _features(student) as ours:
+    with _features(student, features) as ours:
         logits = first_tensor(call(student)).float()
     loss = logits.new_zeros(())
     if weights.logits:
@@ -163,13 +164,27 @@ def first_tensor(out: Any) -> Tensor:
 
 
 @contextmanager
-def _features(model: nn.Module) -> Generator[list[Tensor]]:
-    """The final features of what is called meanwhile: what the last norm gives, or the last swapped layer's block."""
+def _features(model: nn.Module, name: str | None) -> Generator[list[Tensor]]:
+    """The final features of what is called meanwhile: what the layer of that name gives, or the last norm."""
     found: list[Tensor] = []
-    norm = last_norm(model)
-    handle = norm.register_forward_hook(lambda _, __, out: found.append(first_tensor(out)))
+    layer = last_norm(model) if name is None else _named(model, name)
+    handle = layer.register_forward_hook(lambda _, __, out: found.append(first_tensor(out)))
     with _hooks(iter([handle])):
         yield found
+
+
+def _named(model: nn.Module, name: str) -> nn.Module:
+    """A layer by the name that it has in the network itself, whatever is wrapped around it."""
+    modules = {_bare(key): module for key, module in model.named_modules()}
+    if name not in modules:
+        raise ValueError(f"features: expected the name of a layer, such as {next(reversed(modules))}, got {name!r}")
+    return modules[name]
+
+
+def _bare(name: str) -> str:
+    while name.startswith(WRAPPERS):
+        name = name.partition(".")[2]
+    return name
 
 
 def last_norm(model: nn.Module) -> nn.Module:
