@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from torchvision.models.detection.roi_heads import paste_masks_in_image
 
+from affinear.tasks.detect import finding
 from affinear.tasks.detect.drawing import drawn, jpeg
 from affinear.tasks.detect.finding import at_least, found_of
 from affinear.tasks.detect.precision import Truth
@@ -29,6 +31,23 @@ def test_masks_are_pasted_as_by_torchvision() -> None:
     assert found.masks is not None
     for ours, expected in zip(found.masks, theirs.numpy(), strict=True):
         assert (ours.mask() == expected).all()
+
+
+def test_masks_come_out_alike_in_one_portion_and_in_many_and_also_beyond_the_rim(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = told(12)
+    low = torch.minimum(given["boxes"][:, :2] + torch.randn(12, 2) * 30, torch.tensor((75.0, 55.0)))
+    high = torch.maximum(given["boxes"][:, 2:] + torch.randn(12, 2) * 30, low.clamp(min=0) + 3)
+    given["boxes"] = torch.cat((low, high), dim=1)
+    whole = found_of(given, SIZE).masks
+    theirs = paste_masks_in_image(given["masks"][:, None], given["boxes"], SIZE)[:, 0] > 0.5
+    assert whole is not None
+    assert [mask.area for mask in whole] == theirs.sum((1, 2)).tolist()
+    monkeypatch.setattr(finding, "AT_ONCE", 500)
+    assert found_of(given, SIZE).masks == whole
+    nothing = {name: tensor[:0] for name, tensor in given.items()}
+    assert found_of(nothing, SIZE).masks == ()
 
 
 def test_boxes_are_left_top_width_and_height() -> None:

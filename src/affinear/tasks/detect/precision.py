@@ -234,23 +234,31 @@ def _assign(shares: Floats, outside: Bools, crowd: Bools) -> tuple[Bools, Bools]
     An object that counts goes before any that does not; of equal ones the last is taken; a crowd is never used up.
     """
     count, objects = shares.shape
-    shape = (len(LIMITS), len(THRESHOLDS), count)
-    right, ignored = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
-    taken = np.zeros((len(LIMITS), len(THRESHOLDS), objects), np.bool_)
+    kinds = (len(LIMITS), len(THRESHOLDS))
+    right, ignored = np.zeros((count, *kinds), np.bool_), np.zeros((count, *kinds), np.bool_)
+    taken, left_out = np.zeros((objects, *kinds), np.bool_), outside.T[:, :, None]
     least = np.minimum(THRESHOLDS, 1 - 1e-10)
-    for guess in np.flatnonzero((shares >= least[0]).any(axis=1)).tolist() if objects else ():
-        near = np.flatnonzero(shares[guess] >= least[0])
-        good = shares[guess, near] >= least[:, None]
-        free = good & (~taken[:, :, near] | crowd[near])
-        counted = free & ~outside[:, None, near]
-        some = np.any(counted, axis=2)
-        worth = np.where(np.where(some[:, :, None], counted, free), shares[guess, near], -1.0)
-        best = len(near) - 1 - worth[..., ::-1].argmax(axis=2)
-        hit = np.any(free, axis=2)
-        right[:, :, guess], ignored[:, :, guess] = hit, hit & ~some
+    close = shares >= least[0]
+    for guess in np.flatnonzero(close.any(axis=1)).tolist() if objects else ():
+        near = np.flatnonzero(close[guess])
+        if len(near) == 1:  # nothing to choose, as is usual
+            (best,) = near
+            hit = shares[guess, best] >= least
+            free = hit & (~taken[best] | crowd[best])
+            right[guess], ignored[guess] = free, free & left_out[best]
+            taken[best] |= free
+            continue
+        good = shares[guess, near, None] >= least
+        free = good[:, None, :] & (~taken[near] | crowd[near, None, None])
+        counted = free & ~left_out[near]
+        some = counted.any(axis=0)
+        worth = np.where(np.where(some, counted, free), shares[guess, near, None, None], -1.0)
+        choice = len(near) - 1 - worth[::-1].argmax(axis=0)
+        hit = free.any(axis=0)
+        right[guess], ignored[guess] = hit, hit & ~some
         area, threshold = np.nonzero(hit)
-        taken[area, threshold, near[best[area, threshold]]] = True
-    return right, ignored
+        taken[near[choice[area, threshold]], area, threshold] = True
+    return right.transpose(1, 2, 0), ignored.transpose(1, 2, 0)
 
 
 def _curve(group: Sequence[Matches], area: int) -> tuple[Floats, Floats] | None:
