@@ -13,7 +13,8 @@ from torchvision.ops import box_iou
 
 from affinear.models.detectors import Detector
 from affinear.models.detectors import cascade as module
-from affinear.models.detectors.cascade import STEPS, CascadeHeads, Sample
+from affinear.models.detectors.cascade import STEPS, CascadeHeads
+from affinear.models.detectors.stages import Samples
 
 Make = Callable[..., Detector]
 Targets = Callable[..., dict[str, Tensor]]
@@ -96,7 +97,7 @@ def test_each_stage_is_stricter_and_finer_than_the_one_before(detector: Make) ->
     near = torch.stack([torch.tensor([10.0, 10.0, 30.0, 10.0 + 20 * share]) for share in (0.45, 0.55, 0.65, 0.75)])
     torch.testing.assert_close(box_iou(near, truth)[:, 0], torch.tensor([0.45, 0.55, 0.65, 0.75]))
     for stage, wanted in zip(heads.stages, ([0, 2, 2, 2], [0, 0, 2, 2], [0, 0, 0, 2]), strict=True):
-        sample = module.sample(stage, [near], shown)[0]  # pyright: ignore[reportArgumentType]
+        (sample,) = module.sample(stage, [near], shown)  # pyright: ignore[reportArgumentType]
         kept = {tuple(box.tolist()): int(label) for box, label in zip(sample.boxes, sample.labels, strict=True)}
         assert [kept[tuple(box.tolist())] for box in near if tuple(box.tolist()) in kept] == wanted
         assert sample.copies.tolist() == [tuple(box.tolist()) == tuple(truth[0].tolist()) for box in sample.boxes]
@@ -113,11 +114,11 @@ def test_losses_are_those_of_each_stages_own_samples_weighted(
     heads, features = heads_of(network), features_of(network, 2)
     targets = [{**one, "labels": one["labels"] + 1} for one in (target(*SIZE), target(*SIZE))]
     near = [torch.cat((boxes_in(20), one["boxes"] + torch.randn(3, 4))) for one in targets]
-    samples: list[list[Sample]] = []
+    samples: list[Samples] = []
     given: list[list[Tensor]] = []
     real = module.sample
 
-    def spy(stage: Any, proposals: list[Tensor], shown: Any) -> list[Sample]:
+    def spy(stage: Any, proposals: list[Tensor], shown: Any) -> Samples:
         given.append(proposals)
         samples.append(real(stage, proposals, shown))
         return samples[-1]

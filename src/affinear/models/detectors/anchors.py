@@ -62,3 +62,9 @@ def on_image(anchors: Tensor, size: tuple[int, int]) -> Tensor:
     """Whether anchors (N, 4) stand on an image, and not on the padding beside it."""
     middle = (anchors[:, :2] + anchors[:, 2:]) / 2
     return (middle[:, 0] < size[1]) & (middle[:, 1] < size[0])
+
+
+def on_images(anchors: Tensor, rims: Tensor) -> Tensor:
+    """Whether anchors (N, 4) stand on images with right and bottom rims (B, 2), (B, N)."""
+    middle = (anchors[:, :2] + anchors[:, 2:]) / 2
+    return (middle < rims[:, None]).all(dim=-1)

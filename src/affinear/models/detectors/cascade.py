@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision.models.detection.roi_heads import RoIHeads, maskrcnn_inference, maskrcnn_loss
+from torchvision.models.detection.roi_heads import RoIHeads, maskrcnn_inference
 from torchvision.ops import clip_boxes_to_image, generalized_box_iou_loss
 
 from .heads import make_heads
+from .matching import clip, limits
 from .settings import DetectorSettings
+from .stages import Samples, Sizes, Target, mask_logits, mask_loss, sample, tell
 
-Target = dict[str, Tensor]
-Sizes = list[tuple[int, int]]
 GIOU_WEIGHT = 10.0
 
 
@@ -43,23 +43,6 @@ STEPS = (
     Step(0.6, (0.05, 0.05, 0.1, 0.1), 0.5),
     Step(0.7, (0.033, 0.033, 0.067, 0.067), 0.25),
 )
-
-
-@dataclass(frozen=True)
-class Sample:
-    """The regions of one image that a stage learns from.
-
-    Attributes:
-        boxes: (N, 4).
-        matched: (N,), the object that each is nearest to.
-        labels: (N,), its class; 0 for background.
-        copies: (N,), whether a region is an object's own box and no proposal.
-    """
-
-    boxes: Tensor
-    matched: Tensor
-    labels: Tensor
-    copies: Tensor
 
 
 class CascadeHeads(nn.Module):
@@ -101,15 +84,13 @@ class CascadeHeads(nn.Module):
         losses: dict[str, Tensor] = {}
         for number, (stage, step) in enumerate(zip(self._stages(), STEPS, strict=True)):
             samples = sample(stage, proposals, targets)
-            boxes = [one.boxes for one in samples]
-            logits, deltas = tell(stage, features, boxes, sizes)
-            labels = torch.cat([one.labels for one in samples])
+            logits, deltas = tell(stage, features, samples.by_image, sizes)
             found = {
-                "loss_classifier": F.cross_entropy(logits, labels),
-                "loss_box_reg": self._box_loss(stage, deltas, samples, targets),
+                "loss_classifier": F.cross_entropy(logits, samples.labels),
+                "loss_box_reg": self._box_loss(stage, deltas, samples),
             }
             if stage.has_mask():
-                found["loss_mask"] = _mask_loss(stage, features, samples, sizes, targets)
+                found["loss_mask"] = mask_loss(stage, features, samples, sizes, targets)
             losses.update({f"{name}_{number}": step.weight * loss for name, loss in found.items()})
             proposals = self._refined_samples(stage, logits, deltas, samples, sizes)
         return losses
@@ -126,7 +107,9 @@ class CascadeHeads(nn.Module):
                 best = logits[:, 1:].argmax(dim=1) + 1
                 refined = decode(stage, self._of_class(deltas, best), torch.cat(proposals))
                 counts = [len(one) for one in proposals]
-                proposals = _clipped(refined.split(counts), sizes)
+                proposals = [
+                    clip_boxes_to_image(one, size) for one, size in zip(refined.split(counts), sizes, strict=True)
+                ]
         logits = torch.stack(every).mean(dim=0)
         wide = deltas if self.aware else deltas.repeat(1, logits.shape[1])
         boxes, scores, labels = stages[-1].postprocess_detections(logits, wide, proposals, sizes)
@@ -149,79 +132,31 @@ class CascadeHeads(nn.Module):
             return deltas
         return deltas.unflatten(1, (-1, 4))[torch.arange(len(deltas), device=deltas.device), labels]
 
-    def _box_loss(self, stage: RoIHeads, deltas: Tensor, samples: list[Sample], targets: list[Target]) -> Tensor:
+    def _box_loss(self, stage: RoIHeads, deltas: Tensor, samples: Samples) -> Tensor:
         """Over regions that show an object; divided by the number of all."""
-        labels = torch.cat([one.labels for one in samples])
-        boxes = torch.cat([one.boxes for one in samples])
-        truth = torch.cat([objects_of(one, target) for one, target in zip(samples, targets, strict=True)])
-        shows = torch.where(labels > 0)[0]
-        deltas, boxes, truth = self._of_class(deltas, labels)[shows], boxes[shows], truth[shows]
+        shows = torch.where(samples.labels > 0)[0]
+        boxes, truth = samples.boxes[shows], samples.truth[shows]
+        deltas = self._of_class(deltas, samples.labels)[shows]
         if self.loss == "giou":
             loss = GIOU_WEIGHT * generalized_box_iou_loss(decode(stage, deltas, boxes), truth, reduction="sum")
         else:
             wanted = stage.box_coder.encode_single(truth, boxes)
             loss = F.smooth_l1_loss(deltas, wanted, beta=1.0, reduction="sum")
-        return loss / max(len(labels), 1)
+        return loss / max(len(samples.labels), 1)
 
     def _refined_samples(
-        self, stage: RoIHeads, logits: Tensor, deltas: Tensor, samples: list[Sample], sizes: Sizes
+        self, stage: RoIHeads, logits: Tensor, deltas: Tensor, samples: Samples, sizes: Sizes
     ) -> list[Tensor]:
         """What the next stage starts from: the boxes of this one, without copies of the objects' own."""
-        labels = torch.cat([one.labels for one in samples])
-        labels = torch.where(labels > 0, labels, logits[:, 1:].argmax(dim=1) + 1)
-        boxes = torch.cat([one.boxes for one in samples])
-        refined = decode(stage, self._of_class(deltas, labels), boxes).detach()
-        parts = refined.split([len(one.boxes) for one in samples])
-        kept = [part[~one.copies] for part, one in zip(parts, samples, strict=True)]
-        return _clipped(kept, sizes)
-
-
-def sample(stage: RoIHeads, proposals: list[Tensor], targets: list[Target]) -> list[Sample]:
-    """The regions that a stage learns from: proposals and the objects' own boxes, a quarter of them objects at most."""
-    truth = [target["boxes"].to(proposals[0]) for target in targets]
-    every = stage.add_gt_proposals(proposals, truth)
-    matched, labels = stage.assign_targets_to_proposals(every, truth, [target["labels"] for target in targets])
-    taken = stage.subsample(labels)
-    return [
-        Sample(every[i][one], matched[i][one], labels[i][one], one >= len(proposals[i])) for i, one in enumerate(taken)
-    ]
-
-
-def tell(stage: RoIHeads, features: dict[str, Tensor], boxes: list[Tensor], sizes: Sizes) -> tuple[Tensor, Tensor]:
-    """Logits of classes and numbers of boxes of all regions, in float32."""
-    logits, deltas = stage.box_predictor(stage.box_head(stage.box_roi_pool(features, boxes, sizes)))
-    return logits.float(), deltas.float()
+        labels = torch.where(samples.labels > 0, samples.labels, logits[:, 1:].argmax(dim=1) + 1)
+        refined = decode(stage, self._of_class(deltas, labels), samples.boxes).detach()
+        refined = clip(refined, limits(sizes, refined.device)[samples.owner])
+        kept = torch.where(~samples.copies)[0]
+        ends = torch.arange(1, len(sizes) + 1, device=refined.device)
+        upto: list[int] = torch.searchsorted(samples.owner[kept], ends).tolist()
+        return list(refined[kept].split([last - first for first, last in zip([0, *upto[:-1]], upto, strict=True)]))
 
 
 def decode(stage: RoIHeads, deltas: Tensor, boxes: Tensor) -> Tensor:
     """Boxes (N, 4) moved by their numbers (N, 4)."""
     return stage.box_coder.decode_single(deltas, boxes)
-
-
-def objects_of(sample: Sample, target: Target) -> Tensor:
-    """The object's box of each region, (N, 4); anything where an image has no object."""
-    if not len(target["boxes"]):
-        return torch.zeros_like(sample.boxes)
-    return target["boxes"].to(sample.boxes)[sample.matched]
-
-
-def mask_logits(stage: RoIHeads, features: dict[str, Tensor], boxes: list[Tensor], sizes: Sizes) -> Tensor:
-    """Masks of all regions and classes, (N, classes + 1, 28, 28), in float32."""
-    assert stage.mask_roi_pool is not None
-    assert stage.mask_head is not None
-    assert stage.mask_predictor is not None
-    return stage.mask_predictor(stage.mask_head(stage.mask_roi_pool(features, boxes, sizes))).float()
-
-
-def _mask_loss(
-    stage: RoIHeads, features: dict[str, Tensor], samples: list[Sample], sizes: Sizes, targets: list[Target]
-) -> Tensor:
-    shows = [torch.where(one.labels > 0)[0] for one in samples]
-    boxes = [one.boxes[here] for one, here in zip(samples, shows, strict=True)]
-    matched = [one.matched[here] for one, here in zip(samples, shows, strict=True)]
-    logits = mask_logits(stage, features, boxes, sizes)
-    return maskrcnn_loss(logits, boxes, [t["masks"] for t in targets], [t["labels"] for t in targets], matched)
-
-
-def _clipped(boxes: Sequence[Tensor], sizes: Sizes) -> list[Tensor]:
-    return [clip_boxes_to_image(one, size) for one, size in zip(boxes, sizes, strict=True)]

@@ -92,7 +92,7 @@ class Detector(nn.Module):
         if self.training and targets is None:
             raise ValueError("targets: expected what each image shows, as the network is in training; call eval() else")
         batch = self.batch(images)
-        learned = [self._shifted(target) for target in targets] if self.training and targets is not None else None
+        learned = self._shifted(targets) if self.training and targets is not None else None
         if self.dense is not None:
             found = self.dense(batch, learned)
         else:
@@ -127,12 +127,17 @@ class Detector(nn.Module):
         image = image.to(mean.device)
         return ((image / 255 if image.dtype == torch.uint8 else image) - mean) / std
 
-    def _shifted(self, target: Target) -> Target:
-        """A target as torchvision has it: for regions, class 0 is background."""
-        boxes = target["boxes"].float()
-        if boxes.shape[-1:] != (4,) or not bool((boxes[:, 2:] > boxes[:, :2]).all()):
+    def _shifted(self, targets: Sequence[Target]) -> list[Target]:
+        """Targets as torchvision has them: for regions, class 0 is background."""
+        boxes = [target["boxes"].float() for target in targets]
+        right = all(one.shape[-1:] == (4,) for one in boxes)
+        every = torch.cat(boxes) if right else None
+        if every is None or not bool((every[:, 2:] > every[:, :2]).all()):
             raise ValueError("targets: expected boxes as left, top, right and bottom, of some area each")
-        return {**target, "boxes": boxes, "labels": target["labels"] + self.first}
+        return [
+            {**target, "boxes": box, "labels": target["labels"] + self.first}
+            for target, box in zip(targets, boxes, strict=True)
+        ]
 
     def _placed(self, found: Target, image: Tensor, size: tuple[int, int]) -> Target:
         """What was found in the resized image, in the pixels of the image itself."""

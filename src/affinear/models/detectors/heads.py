@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from torch import nn
 from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
-from torchvision.models.detection.roi_heads import RoIHeads
 
 from .neck import MAKERS
 from .pooling import RegionPool
 from .settings import DetectorSettings
+from .stages import Heads
 
 WIDTH = 1024  # of the last layer before classes and boxes
 BOX_SIDE, MASK_SIDE = 7, 14  # of the pooled maps
@@ -25,7 +25,7 @@ def make_heads(
     *,
     overlap: float = 0.5,
     box_weights: tuple[float, float, float, float] = BOX_WEIGHTS,
-) -> RoIHeads:
+) -> Heads:
     """One stage that tells class, box and mask of regions.
 
     Args:
@@ -39,7 +39,7 @@ def make_heads(
     def pool(side: int) -> RegionPool:
         return RegionPool(side, strides, settings.sampling, settings.aligned)
 
-    heads = RoIHeads(
+    heads = Heads(
         box_roi_pool=pool(BOX_SIDE),
         box_head=_box_head(settings),
         box_predictor=_predictor(settings, classes),

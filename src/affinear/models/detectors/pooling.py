@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import roi_align
 
+from .matching import Rows
+
 CANONICAL = 224.0  # side of a region that is looked up at stride 16, as the pyramid's paper has it
 
 
@@ -36,8 +38,7 @@ class RegionPool(nn.Module):
         """
         levels = list(features.values())[: len(self.strides)]
         every = torch.cat(boxes)
-        number = torch.cat([torch.full_like(one[:, :1], i) for i, one in enumerate(boxes)])
-        regions = torch.cat((number, every), dim=1)
+        regions = torch.cat((Rows.of(boxes).owner[:, None].to(every), every), dim=1)
         chosen = self.level(every)
         out = levels[0].new_zeros(len(every), levels[0].shape[1], self.size, self.size)
         for i, (level, stride) in enumerate(zip(levels, self.strides, strict=True)):
