@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 import transformers as hf
 from torch import Tensor
 
 from affinear.models.language import AffinearConfig, AffinearForCausalLM, AffinearModel
+from affinear.models.language.causal_lm import Head
 
 from .conftest import VOCABULARY, made, small
 
@@ -33,6 +35,27 @@ def test_from_pretrained_brings_back_what_save_pretrained_wrote(
     config = hf.AutoConfig.from_pretrained(tmp_path)
     assert type(config) is AffinearConfig
     assert config.layer_types == model.config.layer_types
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_vocabulary_that_grew_is_learnt_in_chunks_as_before(tied: bool):
+    model = made(tie_word_embeddings=tied).train()
+    model.resize_token_embeddings(VOCABULARY + 5, mean_resizing=False)
+    assert isinstance(model.lm_head, Head)
+    assert (model.lm_head.out_features, model.config.vocab_size) == (VOCABULARY + 5, VOCABULARY + 5)
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+    tokens = torch.randint(VOCABULARY + 5, (2, 9))
+    out = model(tokens, labels=tokens, logits_to_keep=0)
+    wanted = F.cross_entropy(out.logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    torch.testing.assert_close(out.loss, wanted)
+
+
+def test_a_head_that_somebody_put_there_is_called():
+    model, tokens = made(tie_word_embeddings=False), torch.randint(VOCABULARY, (2, 9))
+    model.lm_head = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, VOCABULARY))
+    out = model(tokens, labels=tokens, logits_to_keep=0)
+    wanted = F.cross_entropy(out.logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    torch.testing.assert_close(out.loss, wanted)
 
 
 def test_weights_begin_as_they_should():

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from affinear.models.letters import whole_letters
 from affinear.tasks.language import spelling as spellings
 from affinear.tasks.language import tokens
 from affinear.tasks.language.opening import open_corpus
@@ -78,7 +79,10 @@ def test_parquet_and_data_sets_are_read_alike(tmp_path: Path):
         ("a.txt", b" \n ", "has no text at all"),
         ("a.txt", b"caf\xe9", r"a\.txt: expected text in UTF-8, got the byte 0xe9 at 3"),
         ("a.jsonl", b"{", r"a\.jsonl: line 1: expected JSON"),
-        ("a.jsonl", b'{"text": 3}', r"line 1: expected a text in the field 'text', got text"),
+        ("a.jsonl", b'{"text": 3}', r"line 1: expected a text in the field 'text', got int"),
+        ("a.jsonl", b'{"text": null}', r"line 1: expected a text in the field 'text', got NoneType"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}', r"a\.jsonl: line 2: expected text in UTF-8, got the byte 0xff"),
+        ("a.jsonl", b'{"text": "a \\ud800"}', r"line 1: expected Unicode, got half a pair of surrogates at 2"),
         ("a.zip", b"PK", r"has no text\. Looked for: files that end in .* Found: a\.zip"),
         ("a.txt", b"one document", "has 1 documents to learn from and 0 to be judged by"),
     ],
@@ -169,3 +173,85 @@ def test_rows_hold_the_whole_stream_once_and_know_where_documents_begin():
     assert batch.fresh.tolist()[:2] == [[True, False, False, True], [False, True, False, False]]
     assert batch.fresh[2:].tolist() == [[False] * 4] * 2  # what only fills up begins nothing
     assert len(TextRows(stream, 4, 0, whole=False)) == 2
+
+
+def test_what_lies_below_is_judged_by_as_well_if_it_is_called_so(tmp_path: Path):
+    names = ("data/train-0.txt", "data/test-0.txt", "en/Val/a.TXT", "testimony.txt")
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name, encoding="utf-8")
+    learnt_from, judged_by = texts_of(tmp_path)
+    assert sorted(judged_by) == ["data/test-0.txt", "en/Val/a.TXT"]
+    assert sorted(learnt_from) == ["data/train-0.txt", "testimony.txt"]
+
+
+def test_another_word_anywhere_is_another_corpus(tmp_path: Path):
+    marks: set[str] = set()
+    for word in ("here", "gone"):
+        (tmp_path / "a.txt").write_text(f"{word}\n\n{'x' * 500}", encoding="utf-8")
+        found = open_corpus(str(tmp_path / "a.txt"), LanguageSettings(documents="paragraph", held_out=2))
+        assert isinstance(found, Texts)
+        marks.add(found.fingerprint)
+    assert len(marks) == 2
+
+
+def test_files_of_windows_have_lines_and_paragraphs_too(tmp_path: Path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\n\r\ntwo\r\nthree\r\n \r\nfour")
+    assert texts_of(tmp_path, LanguageSettings(documents="paragraph", held_out=3)) == (
+        ["one", "two\r\nthree"],
+        ["four"],
+    )
+    assert texts_of(tmp_path, LanguageSettings(documents="line", held_out=4)) == (["one", "two", "three"], ["four"])
+    (tmp_path / "a.txt").unlink()
+    (tmp_path / "b.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "one"}\r\n{"text": "two"}\r\n')
+    assert texts_of(tmp_path) == (["one"], ["two"])
+
+
+def test_a_text_with_the_name_of_the_end_in_it_is_one_text():
+    spelling = learnt(iter(some_texts()), 300)
+    text = f"before {spellings.END} after"
+    (row,) = spelling.encode([text])
+    assert spelling.end not in row
+    assert spelling.decode(row) == text
+    with pytest.raises(ValueError, match="text: expected Unicode, got half a pair of surrogates"):
+        spelling.encode(["half \ud800"])
+
+
+@pytest.mark.parametrize("bpe", [False, True])
+def test_a_long_document_is_spelled_in_pieces_as_the_whole_would_be(monkeypatch: pytest.MonkeyPatch, bpe: bool):
+    documents = [" ".join(some_texts(40)) + "  two  spaces\n\tand a tab ", "short", "", "x" * 300]
+    spelling = learnt(iter(documents), 400) if bpe else Spelling(spellings.BYTES)
+    whole = [token for row in spelling.encode(documents) for token in (spelling.end, *row)]
+    monkeypatch.setattr(spellings, "PIECE", 50)
+    monkeypatch.setattr(tokens, "SIGNS", 120)
+    assert len(list(spelling.cut(documents[0]))) > 20
+    parts = list(tokens.spelled(iter(documents), spelling))
+    assert len(parts) > 10
+    assert [token for part in parts for token in part] == whole
+
+
+def test_a_tokenizer_that_may_join_words_gets_texts_whole():
+    told = json.loads(learnt(iter(some_texts()), 300).text)
+    told["pre_tokenizer"] = None
+    text = "a b " * spellings.PIECE
+    assert list(Spelling(json.dumps(told)).cut(text)) == [text]
+
+
+def test_letters_come_whole_and_what_is_none_is_shown_after_a_while():
+    spelling = Spelling(spellings.BYTES)
+    assert list(spelling.pieces(iter("aé数".encode()))) == ["a", "é", "数"]
+    endless = spelling.pieces(iter([0xFF] * 100))
+    assert set("".join(endless)) == {"\ufffd"}
+
+
+def test_a_long_text_is_spelled_in_linear_time():
+    asked = 0
+
+    def decode(some: list[int]) -> str:
+        nonlocal asked
+        asked += len(some)
+        return bytes(some).decode("utf-8", "replace")
+
+    said = "".join(whole_letters(iter(b"word " * 400), decode))
+    assert said == "word " * 400
+    assert asked <= 4 * 2000

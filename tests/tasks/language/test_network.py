@@ -67,6 +67,18 @@ def test_every_weight_learns_and_the_loss_is_the_mean_over_targets(name: str):
     assert [name for name, weight in model.named_parameters() if weight.grad is None] == []
 
 
+@pytest.mark.parametrize("name", SMALL)
+def test_the_token_that_begins_a_document_learns(name: str):
+    model, (tokens, fresh) = network(name, tie_word_embeddings=False), rows()
+    tokens[fresh] = FACTS["end"]
+    loss = model(tokens, tokens.roll(-1, 1), fresh)
+    assert isinstance(loss, torch.Tensor)
+    loss.backward()
+    table = model.model.get_input_embeddings().weight
+    assert table[FACTS["end"]].abs().sum() > 0
+    assert table.grad[FACTS["end"]].abs().sum() > 0
+
+
 def test_losses_are_those_of_all_logits_at_once(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(networks, "CHUNK", 5)
     hidden, weight, targets = torch.randn(2, 8, 6), torch.randn(30, 6), torch.randint(0, 30, (2, 8))

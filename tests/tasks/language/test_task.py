@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -110,6 +112,16 @@ def test_what_is_said_greedily_is_the_likeliest_token_after_the_whole_text(name:
             if ids[-1] == 0:
                 break
     assert said.split() == [str(token) for token in ids[4:] if token]
+
+
+def test_nothing_is_said_when_nobody_listens():
+    network = made("affinear_tiny", {"num_hidden_layers": 1}, {"vocabulary": 40, "end": 39}, MOST_NUMBERS).eval()
+    threads = threading.active_count()
+    spoken = generating.spoken(network, Spelling("numbers:40"), "3 5", Speaking(tokens=10**9))
+    assert [next(spoken) for _ in range(3)]
+    assert threading.active_count() == threads + 1
+    cast("Generator[str]", spoken).close()
+    assert threading.active_count() == threads
 
 
 def test_sampling_follows_its_seed_and_leaves_the_global_one_alone():

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
+from ...ops.precision import widen
 from .cache import AffinearCache
 from .config import AffinearConfig
 from .loss import IGNORED, chunked_cross_entropy
@@ -51,7 +53,7 @@ class AffinearForCausalLM(AffinearPreTrainedModel, GenerationMixin):
     def __init__(self, config: AffinearConfig) -> None:
         super().__init__(config)
         self.model = AffinearModel(config)
-        self.lm_head = Head(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head: nn.Module = Head(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
     def forward(
@@ -110,7 +112,7 @@ class AffinearForCausalLM(AffinearPreTrainedModel, GenerationMixin):
         if labels is not None:
             share = None if context is None else share_of(labels, context, 0)
             targets = shifted(labels, cu_seqlens, share)
-            total = self.lm_head(hidden, targets, self.config.loss_chunk).sum()
+            total = self._losses(hidden, targets).sum()
             count: Any = (targets != IGNORED).sum()
             if share is not None:  # the loss of the whole text, on every rank
                 total, count = share.sum(total), share.sum(count)
@@ -147,9 +149,26 @@ class AffinearForCausalLM(AffinearPreTrainedModel, GenerationMixin):
         out = self.model(input_ids, attention_mask, use_cache=False, cu_seqlens=cu_seqlens)
         there = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
         targets = shifted(input_ids.masked_fill(~there, IGNORED), cu_seqlens).masked_fill(~there, IGNORED)
-        losses: Tensor = self.lm_head(out.last_hidden_state, targets, self.config.loss_chunk)
+        losses = self._losses(out.last_hidden_state, targets)
         losses = losses.masked_fill(targets == IGNORED, torch.nan)
         return torch.cat((torch.full_like(losses[:, :1], torch.nan), losses[:, :-1]), dim=1)
+
+    def _losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each token (B, N), zero where the target is -100."""
+        if isinstance(self.lm_head, Head):  # called, not read: FSDP gathers its weights then
+            return self.lm_head(hidden, targets, self.config.loss_chunk)
+        logits: Tensor = self.lm_head(hidden)  # a head that somebody put there, such as an adapter of peft
+        losses = F.cross_entropy(widen(logits).flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none")
+        return losses.view_as(targets)
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        """Put another head there; transformers does so when the vocabulary is resized."""
+        if type(new_embeddings) is nn.Linear and "bias" not in dict(new_embeddings.named_parameters()):
+            head = Head(1, 1, bias=False, device="meta")
+            head.in_features, head.out_features = new_embeddings.in_features, new_embeddings.out_features
+            head.weight = new_embeddings.weight
+            new_embeddings = head
+        self.lm_head = new_embeddings
 
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """The `generate` of transformers, from a state: any length in constant memory.

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..letters import whole_letters
 from .cache import AffinearCache
 from .causal_lm import AffinearForCausalLM
 from .stepper import Stepper, why_not
 from .tokens import check_length, check_tokenizer
 
 PIECE = 4096  # tokens of a prompt that are read together
-UNFINISHED = "\ufffd"  # what a tokenizer shows where a letter's last bytes are still to come
 
 
 def stream(
@@ -61,7 +62,7 @@ def stream(
         model, tokens, cache=cache, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k,
         generator=generator,
     )  # fmt: skip
-    return _spelled((int(token) for token in said), tokenizer)
+    return whole_letters((int(token) for token in said), partial(tokenizer.decode, skip_special_tokens=True))
 
 
 def stream_tokens(
@@ -140,16 +141,3 @@ def _ends(model: AffinearForCausalLM) -> frozenset[int]:
     config = getattr(model, "generation_config", None) or model.config
     end = getattr(config, "eos_token_id", None)
     return frozenset() if end is None else frozenset(end if isinstance(end, list) else [end])
-
-
-def _spelled(tokens: Iterable[int], tokenizer: Any) -> Iterator[str]:
-    """Text of tokens, each piece when its letters are whole. Only the latest tokens are remembered."""
-    known: list[int] = []  # spelled already, but how the next ones are spelled may depend on them
-    new: list[int] = []
-    for token in tokens:
-        new.append(token)
-        before: str = tokenizer.decode(known, skip_special_tokens=True)
-        text: str = tokenizer.decode(known + new, skip_special_tokens=True)
-        if len(text) > len(before) and not text.endswith(UNFINISHED):
-            yield text[len(before) :]
-            known, new = new, []

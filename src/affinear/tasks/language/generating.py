@@ -16,11 +16,19 @@ from .spelling import Spelling
 
 
 class _Pipe:
-    """What transformers hands tokens to as they come; another thread reads them. Its first are the prompt's."""
+    """What transformers hands tokens to as they come; another thread reads them. Its first are the prompt's.
+
+    It is also what transformers asks whether to stop: when nobody reads any more.
+    """
 
     def __init__(self) -> None:
         self.tokens: queue.Queue[int | BaseException | None] = queue.Queue()
+        self.left = threading.Event()  # whoever reads has gone
         self._prompt = True
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        """Whether each text is over."""
+        return torch.full((len(input_ids),), self.left.is_set(), device=input_ids.device)
 
     def put(self, value: Tensor) -> None:
         """Some tokens."""
@@ -47,6 +55,8 @@ def spoken(network: nn.Module, spelling: Spelling, prompt: str, options: Speakin
 
 
 def _tokens(network: LanguageNetwork, spelling: Spelling, ids: list[int], options: Speaking) -> Iterator[int]:
+    from transformers import StoppingCriteriaList
+
     model: Any = network.model
     device = next(network.parameters()).device
     prompt = torch.tensor([[spelling.end, *ids]], device=device)
@@ -66,6 +76,7 @@ def _tokens(network: LanguageNetwork, spelling: Spelling, ids: list[int], option
                     eos_token_id=spelling.end,
                     pad_token_id=spelling.end,
                     streamer=pipe,
+                    stopping_criteria=StoppingCriteriaList([pipe]),
                     **given,
                 )
         except BaseException as error:  # to be raised where somebody reads
@@ -73,8 +84,11 @@ def _tokens(network: LanguageNetwork, spelling: Spelling, ids: list[int], option
 
     worker = threading.Thread(target=work, daemon=True)
     worker.start()
-    while (token := pipe.tokens.get()) is not None:
-        if isinstance(token, BaseException):
-            raise token
-        yield token
-    worker.join()
+    try:
+        while (token := pipe.tokens.get()) is not None:
+            if isinstance(token, BaseException):
+                raise token
+            yield token
+    finally:
+        pipe.left.set()
+        worker.join()

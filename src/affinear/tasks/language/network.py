@@ -141,7 +141,7 @@ def made(model: str, given: Mapping[str, Any], facts: Mapping[str, Any], room: i
         "vocab_size": int(facts["vocabulary"]),
         "eos_token_id": end,
         "bos_token_id": end,
-        "pad_token_id": end,
+        "pad_token_id": None,  # a token called padding would not learn, and every document begins with `end`
     }
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):

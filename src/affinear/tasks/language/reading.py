@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -14,8 +15,9 @@ from typing import Any, Literal, cast
 DOCUMENTS = ("file", "line", "paragraph")
 TEXT, LINES, TABLES = (".txt", ".md"), (".jsonl", ".ndjson"), (".parquet",)
 SUFFIXES = (*TEXT, *LINES, *TABLES)
-TRAIN, TEST = ("train", "training"), ("test", "validation", "valid", "val", "eval")
-TAIL = 64  # bytes at the end of a file that its fingerprint sees
+TEST = ("test", "validation", "valid", "val", "eval")
+BETWEEN = {"line": re.compile(r"\r?\n"), "paragraph": re.compile(r"\r?\n[ \t]*\r?\n")}
+MARK = "\ufeff"  # with which some editors begin a file
 LOOKED_FOR = (
     f"files that end in {', '.join(SUFFIXES)}, those to be judged by beginning with test or val, or in a folder called "
     "so; a data set of Hugging Face (dataset_dict.json or state.json); token files (manifest.json)"
@@ -49,7 +51,7 @@ class Texts:
         test: Files to be judged by; none where some documents are held out.
         reading: How they are read.
         sizes: Documents to learn from, and to be judged by.
-        fingerprint: Of names, sizes and ends of files, and of how they are read.
+        fingerprint: Of the names and contents of files, and of how they are read.
     """
 
     name: str
@@ -71,7 +73,7 @@ def open_texts(path: Path, reading: Reading) -> Texts:
         ValueError: If there is no text, or a file cannot be read as what it is.
     """
     train, test = _files(path)
-    sizes = [sum(1 for _ in documents(train, test, reading, half)) for half in ("train", "test")]
+    sizes = _sizes(train, test, reading)
     if min(sizes) < 1:
         have = (
             "no text at all" if not sum(sizes) else f"{sizes[0]} documents to learn from and {sizes[1]} to be judged by"
@@ -80,7 +82,7 @@ def open_texts(path: Path, reading: Reading) -> Texts:
             f"data: {path} has {have}; expected some of both. Without files for it, one document in {reading.held_out} "
             "is held out: --set held_out=2, or documents=paragraph or line, makes more of it"
         )
-    return Texts(str(path), train, test, reading, (sizes[0], sizes[1]), _fingerprint(path, train, test, reading))
+    return Texts(str(path), train, test, reading, sizes, _fingerprint(path, train, test, reading))
 
 
 def documents(train: Sequence[Path], test: Sequence[Path], reading: Reading, half: Half) -> Iterator[str]:
@@ -101,12 +103,22 @@ def _documents(paths: Sequence[Path], reading: Reading) -> Iterator[str]:
                 yield text
 
 
+def _sizes(train: Sequence[Path], test: Sequence[Path], reading: Reading) -> tuple[int, int]:
+    """Documents of both halves, after one look at each."""
+    learnt = sum(1 for _ in _documents(train, reading))
+    if test:
+        return learnt, sum(1 for _ in _documents(test, reading))
+    held = learnt // reading.held_out
+    return learnt - held, held
+
+
 def _reader(path: Path) -> Callable[[Path, Reading], Iterator[str]]:
     if path.is_dir():
         return _hugging
-    if path.suffix in LINES:
+    suffix = path.suffix.lower()
+    if suffix in LINES:
         return _lines
-    return _table if path.suffix in TABLES else _text
+    return _table if suffix in TABLES else _text
 
 
 def _text(path: Path, reading: Reading) -> Iterator[str]:
@@ -114,17 +126,21 @@ def _text(path: Path, reading: Reading) -> Iterator[str]:
     if reading.documents == "file":
         yield content
     else:
-        yield from content.split("\n" if reading.documents == "line" else "\n\n")
+        yield from BETWEEN[reading.documents].split(content)
 
 
-def decoded(content: bytes, path: Path) -> str:
-    """Bytes as text.
+def decoded(content: bytes, path: Path | str) -> str:
+    """Bytes as text, without the mark that some editors begin a file with.
+
+    Args:
+        content: The bytes.
+        path: Where they are from, for people.
 
     Raises:
         ValueError: If they are no UTF-8.
     """
     try:
-        return content.decode("utf-8")
+        return content.decode("utf-8").removeprefix(MARK)
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{path}: expected text in UTF-8, got the byte {content[error.start]:#04x} at {error.start}; convert it, "
@@ -138,19 +154,26 @@ def _lines(path: Path, reading: Reading) -> Iterator[str]:
             if not line.strip():
                 continue
             try:
-                told: Any = json.loads(decoded(line, path))
+                told: Any = json.loads(decoded(line, f"{path}: line {number}"))
             except (json.JSONDecodeError, RecursionError):
                 raise ValueError(f"{path}: line {number}: expected JSON, got what cannot be read as such") from None
             yield _field(told, reading.text_field, f"{path}: line {number}")
 
 
 def _field(told: Any, name: str, where: str) -> str:
-    found = cast("dict[str, Any]", told).get(name) if isinstance(told, dict) else None
+    fields = cast("dict[str, Any]", told) if isinstance(told, dict) else None
+    found = None if fields is None else fields.get(name)
     if not isinstance(found, str):
-        have = ", ".join(map(str, cast("dict[str, Any]", told)))[:80] if isinstance(told, dict) else type(told).__name__
+        have = type(found if fields is not None and name in fields else told).__name__
+        if fields is not None and name not in fields:
+            have = ", ".join(map(str, fields))[:80]
         raise ValueError(
             f"{where}: expected a text in the field {name!r}, got {have}; --set text_field=NAME says which"
         )
+    try:
+        found.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{where}: expected Unicode, got half a pair of surrogates at {error.start}") from None
     return found
 
 
@@ -188,7 +211,7 @@ def _hugging(path: Path, reading: Reading) -> Iterator[str]:
 def _files(path: Path) -> tuple[list[Path], list[Path]]:
     """Files to learn from, and to be judged by."""
     if path.is_file():
-        if path.suffix not in SUFFIXES:
+        if path.suffix.lower() not in SUFFIXES:
             raise ValueError(f"data: {path}: expected a file that ends in {', '.join(SUFFIXES)}")
         return [path], []
     if not path.is_dir():
@@ -201,7 +224,7 @@ def _files(path: Path) -> tuple[list[Path], list[Path]]:
     if (path / "dataset_dict.json").is_file():
         parts = [one for one in sorted(path.iterdir()) if (one / "state.json").is_file()]
     else:
-        parts = sorted(one for one in path.rglob("*") if one.suffix in SUFFIXES and one.is_file())
+        parts = sorted(one for one in path.rglob("*") if one.suffix.lower() in SUFFIXES and one.is_file())
     train = [one for one in parts if not _is_named(one, path, TEST)]
     test = [one for one in parts if _is_named(one, path, TEST)]
     if not train:
@@ -212,10 +235,8 @@ def _files(path: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _is_named(path: Path, root: Path, names: Sequence[str]) -> bool:
-    """Whether a file, or the folder of `root` that it lies in, is called so."""
-    first = path.relative_to(root).parts[0].lower()
-    stem = first.partition(".")[0].partition("-")[0].partition("_")[0]
-    return stem in names
+    """Whether a file, or a folder below `root` that it lies in, is called so."""
+    return any(re.split(r"[.\-_]", part.lower(), maxsplit=1)[0] in names for part in path.relative_to(root).parts)
 
 
 def _fingerprint(root: Path, train: Sequence[Path], test: Sequence[Path], reading: Reading) -> str:
@@ -224,10 +245,10 @@ def _fingerprint(root: Path, train: Sequence[Path], test: Sequence[Path], readin
         for path in half:
             files = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
             for file in files:
+                name = os.path.relpath(file, root if root.is_dir() else root.parent)
+                digest.update(f"\n{name} {file.stat().st_size} ".encode("utf-8", "surrogateescape"))
                 with file.open("rb") as opened:
-                    size = opened.seek(0, os.SEEK_END)
-                    opened.seek(max(0, size - TAIL))
-                    name = os.path.relpath(file, root if root.is_dir() else root.parent)
-                    digest.update(f"\n{name} {size} ".encode("utf-8", "surrogateescape") + opened.read())
+                    while some := opened.read(2**20):
+                        digest.update(some)
         digest.update(b"\n\n")
     return digest.hexdigest()

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ...models.letters import whole_letters
+
 BYTES, NUMBERS = "bytes", "numbers:"
 END = "<|end|>"
 ENDS = (END, "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 LONGEST = 2**23  # characters of a tokenizer out of a file
 MOST = 2**20  # tokens of a vocabulary
-UNFINISHED = "\ufffd"  # what is shown where a letter's last bytes are still to come
+PIECE = 2**16  # characters of a long text that are spelled together
+BETWEEN_WORDS = re.compile(r"(?<=\S) (?=\S)")
 
 
 class Spelling:
@@ -59,7 +63,9 @@ class Spelling:
         if kind != "BPE":
             raise ValueError(f"tokenizer: expected one of the kind BPE, got {str(kind)[:40]}")
         try:
-            return Tokenizer.from_str(self.text)
+            found: Any = Tokenizer.from_str(self.text)
+            found.encode_special_tokens = True  # a text that has the name of a token in it stays a text
+            return found
         except Exception as error:  # the library raises Exception itself
             raise ValueError(f"tokenizer: it cannot be read ({str(error).splitlines()[0][:120]})") from None
 
@@ -74,8 +80,32 @@ class Spelling:
             return [list(text.encode("utf-8", "surrogatepass")) for text in texts]
         if self.plain:
             return [[self._number(word) for word in text.split()] for text in texts]
-        found: list[Any] = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        try:
+            found: list[Any] = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        except TypeError:  # what the library says to half a pair of surrogates
+            raise ValueError("text: expected Unicode, got half a pair of surrogates") from None
         return [one.ids for one in found]
+
+    def cut(self, text: str) -> Iterator[str]:
+        """A long text in pieces that are spelled as the whole would be; whole where that is not sure."""
+        start = 0
+        while self._keeps_words and len(text) - start > PIECE:
+            found = BETWEEN_WORDS.search(text, start + PIECE)
+            if found is None:
+                break
+            yield text[start : found.start()]
+            start = found.start()
+        yield text[start:]
+
+    @cached_property
+    def _keeps_words(self) -> bool:
+        """Whether no token goes from one word into the next, so that a text may be cut between them."""
+        if self.plain:
+            return self.text == BYTES
+        told: Any = json.loads(self.text)
+        before = told.get("pre_tokenizer") or {}
+        plain = before.get("type") == "ByteLevel" and before.get("use_regex") and not before.get("add_prefix_space")
+        return bool(plain) and told.get("normalizer") is None
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens; `end` has none."""
@@ -88,14 +118,7 @@ class Spelling:
 
     def pieces(self, tokens: Iterator[int]) -> Iterator[str]:
         """Text as it comes, never half a letter."""
-        held: list[int] = []
-        said = ""
-        for token in tokens:
-            held.append(token)
-            text = self.decode(held)
-            if len(text) > len(said) and not text.endswith(UNFINISHED):
-                yield text[len(said) :]
-                said = text
+        return whole_letters(tokens, self.decode)
 
     def _number(self, word: str) -> int:
         if not word.isdecimal() or int(word) >= self.size:

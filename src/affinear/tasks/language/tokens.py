@@ -6,9 +6,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +19,7 @@ from .spelling import Spelling
 
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer.json"
 VERSION = 1
-TOGETHER = 256  # documents that are spelled at once
+TOGETHER, SIGNS = 256, 2**18  # pieces of documents, and their characters, that are spelled at once
 DTYPES = {"uint16": np.uint16, "uint32": np.uint32}
 
 Tokens = NDArray[np.unsignedinteger[Any]]
@@ -111,10 +110,9 @@ def _write(texts: Texts, spelling: Spelling, folder: Path) -> None:
     for half in ("train", "test"):
         counts[half] = 0
         with (folder / f"{half}.bin").open("wb") as file:
-            for rows in spelled(texts.texts(half), spelling):
-                flat = np.array([token for row in rows for token in (spelling.end, *row)], DTYPES[kind])
-                file.write(flat.tobytes())
-                counts[half] += len(flat)
+            for some in spelled(texts.texts(half), spelling):
+                file.write(np.array(some, DTYPES[kind]).tobytes())
+                counts[half] += len(some)
     (folder / TOKENIZER).write_text(spelling.text, encoding="utf-8")
     told = {
         "version": VERSION,
@@ -128,10 +126,29 @@ def _write(texts: Texts, spelling: Spelling, folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps(told, indent=1), encoding="utf-8")
 
 
-def spelled(texts: Iterator[str], spelling: Spelling) -> Iterator[list[list[int]]]:
-    """The tokens of documents, some at a time."""
-    while some := list(islice(texts, TOGETHER)):
-        yield spelling.encode(some)
+def spelled(texts: Iterator[str], spelling: Spelling) -> Iterator[list[int]]:
+    """The tokens of documents, each after the token `end`, some at a time, however long a document is."""
+    pieces: list[str] = []
+    begins: list[bool] = []  # whether a piece is the first of its document
+    signs = 0
+    for text in texts:
+        for number, piece in enumerate(spelling.cut(text)):
+            pieces.append(piece)
+            begins.append(number == 0)
+            signs += len(piece)
+            if len(pieces) == TOGETHER or signs >= SIGNS:
+                yield _flat(spelling, pieces, begins)
+                pieces, begins, signs = [], [], 0
+    if pieces:
+        yield _flat(spelling, pieces, begins)
+
+
+def _flat(spelling: Spelling, pieces: Sequence[str], begins: Sequence[bool]) -> list[int]:
+    """Tokens of pieces end to end, the beginnings of documents marked."""
+    found: list[int] = []
+    for row, begin in zip(spelling.encode(pieces), begins, strict=True):
+        found += [spelling.end, *row] if begin else row
+    return found
 
 
 def read(folder: Path) -> TokenFiles:
