@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from fuzzing import NAMES, Tally
+from fuzzing import NAMES, Tally, bounded
 from guarded import Guard
 
 
@@ -30,9 +30,10 @@ def draw(seed: int) -> random.Random:
 
 @pytest.fixture
 def tally(guard: Guard, request: pytest.FixtureRequest) -> Iterator[Tally]:
-    """Counts the tries of a loop, and tells them to the summary of the whole run."""
+    """Counts the tries of a loop within its bounds of memory, and tells them to the summary of the whole run."""
     counted = Tally(guard)
-    yield counted
+    with bounded():
+        yield counted
     request.node.user_properties.append(("fuzz", counted.counts()))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import threading
 import time
@@ -11,6 +12,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -18,6 +20,8 @@ from guarded import Crossed, Guard
 
 SECONDS = float(os.environ.get("AFFINEAR_FUZZ_SECONDS", "8"))  # of each loop
 PATIENCE = 60  # seconds of one try
+ROOM = 6 * 2**30  # bytes that a loop may ask for beyond what its process has: more fails, and kills nobody
+MOST = 1_500_000  # kB that reading may really take beyond what the process has
 LONGEST = 50_000  # letters of what is still a sentence or a list of tensors that do not fit
 NAMES = ("tries", "failures", "code run", "bytes lost")
 
@@ -84,6 +88,22 @@ def patience() -> Generator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def bounded() -> Generator[None]:
+    """Within it, whatever asks for gigabytes fails, and whatever takes too much of them is told at the end."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    room = pages * resource.getpagesize() + ROOM
+    resource.setrlimit(resource.RLIMIT_AS, (room if before[1] < 0 else min(room, before[1]), before[1]))
+    taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - taken
+    assert grown < MOST, f"reading took {grown:,} kB"
 
 
 @dataclass

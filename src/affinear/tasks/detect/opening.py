@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from ..images.reading import CorruptImage, formats, in_threads, open_image
+from ...lens.budget import LONGEST
+from ...models.making import short
+from ..images.reading import CorruptImage, in_threads, open_image, size_of
+from ..told import json_of, text_of
 from .coco import Coco, Half, Objects, Shape, mask_of, other_size
 
 TRAINS = ("train", "train2017", "train2014", "training")
@@ -23,6 +23,7 @@ LAYOUT = "train/, val/ and annotations/instances_train.json, annotations/instanc
 NAMED = 3  # faults that an error names; the others are counted
 LOOKED_AT = 20_000  # files of a half whose first bytes are looked at before training; all others when they come
 DRAWN = 500  # masks of a half that are drawn before training
+BEYOND = 2.0**62  # numbers that no image has anything to do with
 OVER = 1.0  # pixels that a box may stick out of its image: annotators round
 
 
@@ -94,10 +95,7 @@ def _splits(root: Path, test_split: str | None) -> tuple[str, str]:
 
 
 def _read_json(file: Path) -> Mapping[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file}: expected JSON, got what cannot be read as such ({error})") from None
+    content = json_of(text_of(file), str(file))
     keys = ("images", "annotations", "categories")
     if not isinstance(content, dict) or not all(isinstance(content.get(key), list) for key in keys):
         raise ValueError(f"{file}: expected COCO's JSON with lists of images, annotations and categories")
@@ -108,7 +106,7 @@ def _categories(file: Path, content: Mapping[str, Any]) -> dict[int, str]:
     """Names of classes by their numbers, in the order of the numbers."""
     try:
         found = {int(one["id"]): str(one["name"]) for one in content["categories"]}
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise ValueError(f"{file}: expected categories with an id and a name each") from None
     if not found or len(found) != len(content["categories"]):
         raise ValueError(f"{file}: expected categories, each with an id of its own, got {len(found)} different ids")
@@ -119,8 +117,7 @@ def _half(
     folder: Path, file: Path, content: Mapping[str, Any], categories: Mapping[int, str], reading: Reading
 ) -> Half:
     images = _images(file, content)
-    names = {path.name if path.parent == folder else path.relative_to(folder).as_posix() for path in _files(folder)}
-    gone = [one["file_name"] for one in images.values() if one["file_name"] not in names]
+    gone = [one["file_name"] for one in images.values() if not _is_in(folder, one["file_name"])]
     if gone:
         raise ValueError(f"{file}: expected its images in {folder}, but there is no {_some(gone)}")
     numbers = list(images)
@@ -142,8 +139,12 @@ def _images(file: Path, content: Mapping[str, Any]) -> dict[int, dict[str, Any]]
         try:
             number, told = int(one["id"]), {"height": int(one["height"]), "width": int(one["width"])}
             found[number] = {"file_name": str(one["file_name"]), **told}
-        except (KeyError, TypeError, ValueError):
-            raise ValueError(f"{file}: expected images with id, file_name, height and width, got {one!r}") from None
+            if not all(0 < side <= LONGEST for side in told.values()):
+                raise ValueError
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise ValueError(
+                f"{file}: expected images with id, file_name, height and width, got {short(one)}"
+            ) from None
     if len(found) != len(content["images"]):
         raise ValueError(f"{file}: expected images, each with an id of its own, got {len(found)} different ids")
     return found
@@ -162,7 +163,7 @@ def _objects(
     wrong: list[str] = []
     bad_boxes = 0
     for one in content["annotations"]:
-        name = f"annotation {one.get('id', one)}" if isinstance(one, dict) else repr(one)
+        name = f"annotation {short(one.get('id', one))}" if isinstance(one, dict) else short(one)
         fault = _fault(one, images, label)
         if fault is not None:
             wrong.append(f"{name} {fault}")
@@ -173,10 +174,10 @@ def _objects(
             bad_boxes += 1
             if not reading.skip_bad_boxes:
                 size = f"{image['height']} x {image['width']}"
-                wrong.append(f"{name} has the box {one['bbox']} in {image['file_name']} of {size}")
+                wrong.append(f"{name} has the box {short(one['bbox'])} in {image['file_name']} of {size}")
             continue
         shape = one.get("segmentation") or None
-        area = float(one.get("area") or (box[2] - box[0]) * (box[3] - box[1]))
+        area = float(one.get("area") or 0) or (box[2] - box[0]) * (box[3] - box[1])
         rows[one["image_id"]].append((box, label[one["category_id"]], area, bool(one.get("iscrowd", 0)), shape))
     if wrong:
         hint = "; set skip_bad_boxes=true to leave such boxes out" if bad_boxes and not reading.skip_bad_boxes else ""
@@ -200,14 +201,21 @@ def _gathered(rows: Sequence[tuple[list[float], int, float, bool, Shape]]) -> Ob
 def _fault(one: Any, images: Mapping[int, Any], label: Mapping[int, int]) -> str | None:
     if not isinstance(one, dict) or not {"image_id", "category_id", "bbox"} <= one.keys():
         return "has no image_id, category_id or bbox"
-    if one["image_id"] not in images:
-        return f"is of the image {one['image_id']!r}, which is not listed"
-    if one["category_id"] not in label:
-        return f"is of the category {one['category_id']!r}, which is not listed"
-    box = one["bbox"]
-    if not isinstance(box, list) or len(box) != 4 or not all(isinstance(x, (int, float)) for x in box):
-        return f"has the box {box!r}, which is not left, top, width and height"
+    for name, known, noun in (("image_id", images, "image"), ("category_id", label, "category")):
+        if not isinstance(one[name], (int, float)) or one[name] not in known:
+            return f"is of the {noun} {short(one[name])}, which is not listed"
+    box, area, shape = one["bbox"], one.get("area"), one.get("segmentation")
+    if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):
+        return f"has the box {short(box)}, which is not left, top, width and height"
+    if area is not None and not (_is_number(area) and 0 <= area < math.inf):
+        return f"has the area {short(area)}, which is no number of pixels"
+    if shape is not None and not isinstance(shape, (dict, list)):
+        return f"has the segmentation {short(shape)}, which is neither outlines nor runs"
     return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and abs(value) < BEYOND
 
 
 def _box(box: Sequence[float], image: Mapping[str, Any]) -> list[float] | None:
@@ -228,12 +236,9 @@ def _check_files(half: Half) -> None:
     def look(index: int) -> str | None:
         path, told = half.paths[index], half.sizes[index]
         try:
-            with Image.open(path, formats=formats()) as image:
-                found = image.height, image.width
-                turned = image.getexif().get(0x0112, 1) >= 5
-        except Exception as error:  # damaged files make the decoders raise nearly anything
-            return f"{path}: cannot be read as an image ({type(error).__name__})"
-        found = (found[1], found[0]) if turned else found
+            found = size_of(path)
+        except CorruptImage as error:
+            return str(error)
         return None if found == told else other_size(path, found, told)
 
     faults = [fault for fault in in_threads(look, range(min(len(half), LOOKED_AT))) if fault is not None]
@@ -249,7 +254,7 @@ def _check_masks(file: Path, half: Half) -> None:
     for i, k in every[::step]:
         try:
             mask_of(half.objects[i].shapes[k], half.sizes[i])
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             faults.append(f"the mask of object {k} in {half.paths[i]} cannot be drawn ({error})")
     if faults:
         raise ValueError(f"{file}: {_some(faults)}")
@@ -273,8 +278,13 @@ def _stored(half: Half) -> Half:
         raise ValueError(str(error)) from None
 
 
-def _files(folder: Path) -> list[Path]:
-    return [Path(base) / name for base, _, names in os.walk(folder, followlinks=True) for name in names]
+def _is_in(folder: Path, name: str) -> bool:
+    """Whether there is a file of this name, as JSON has it, below a folder and nowhere else."""
+    path = PurePosixPath(name)
+    try:
+        return not path.is_absolute() and ".." not in path.parts and (folder / path).is_file()
+    except (OSError, ValueError):  # a name too long for any file, or of letters that none can have
+        return False
 
 
 def _some(texts: Sequence[str]) -> str:

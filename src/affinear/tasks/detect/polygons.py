@@ -7,9 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ...lens.budget import LONGEST
 from .runs import Counts, Runs, union
 
 FINER = 5  # outlines are drawn on a grid so many times finer than the image
+FARTHEST = 4.0 * LONGEST  # pixels from the corner of an image
+MOST_POINTS = 2**21  # of that grid, along all outlines of one object
 
 
 def rasterize(polygons: Sequence[Sequence[float]], height: int, width: int) -> Runs:
@@ -21,15 +24,30 @@ def rasterize(polygons: Sequence[Sequence[float]], height: int, width: int) -> R
         width: Of the image.
 
     Raises:
-        ValueError: If an outline has fewer than three corners or half of one.
+        ValueError: If an outline has fewer than three corners or half of one, or is longer than any object's.
 
     Example:
         >>> rasterize([[1, 1, 4, 1, 4, 3, 1, 3]], 5, 6).area
         6
     """
-    if not polygons or any(len(one) < 6 or len(one) % 2 for one in polygons):
+    try:
+        parts = [np.asarray(one, np.float64) for one in polygons]
+    except (TypeError, ValueError, OverflowError):
+        parts = []
+    if not parts or any(one.ndim != 1 or len(one) < 6 or len(one) % 2 for one in parts):
         raise ValueError("expected outlines of three corners or more, each as x, y, x, y ...")
-    return union([_fill(np.asarray(one, np.float64).reshape(-1, 2), height, width) for one in polygons])
+    corners = [one.reshape(-1, 2) for one in parts]
+    far = not all((np.abs(one) <= FARTHEST).all() for one in corners)  # and NaN is not less
+    if far or FINER * sum(map(_length, corners)) + sum(map(len, corners)) > MOST_POINTS:
+        raise ValueError(
+            "expected outlines near their image, got one that is farther away, or longer, than any object's"
+        )
+    return union([_fill(one, height, width) for one in corners])
+
+
+def _length(corners: NDArray[np.float64]) -> float:
+    """Pixels along a closed outline, of each line the more of its width and its height."""
+    return float(np.abs(np.diff(corners, axis=0, append=corners[:1])).max(axis=1).sum())
 
 
 def _fill(corners: NDArray[np.float64], height: int, width: int) -> Runs:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...lens.budget import LONGEST
+
 Counts = NDArray[np.int64]
 
 
@@ -75,14 +77,20 @@ class Runs:
         try:
             height, width = (int(side) for side in segmentation["size"])
             counts = segmentation["counts"]
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise ValueError('expected runs as {"size": [height, width], "counts": ...}') from None
-        if isinstance(counts, str | bytes):
-            lengths = unpack(counts if isinstance(counts, bytes) else counts.encode())
-        else:
-            lengths = np.asarray(counts, np.int64)
-        if lengths.ndim != 1 or (lengths < 0).any() or lengths.sum() != height * width:
-            raise ValueError(f"expected runs of {height} x {width} = {height * width} pixels, got {lengths.sum()}")
+        if not 0 < height <= LONGEST or not 0 < width <= LONGEST:
+            raise ValueError(f"expected runs of an image with sides of at most {LONGEST}, got another size")
+        try:
+            packed = counts.encode() if isinstance(counts, str) else counts
+            lengths = unpack(packed) if isinstance(packed, bytes) else np.asarray(packed, np.int64)
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError("expected the lengths of runs, packed as COCO's text or as numbers") from None
+        pixels = height * width
+        if lengths.ndim != 1 or ((lengths < 0) | (lengths > pixels)).any():
+            raise ValueError(f"expected runs of {height} x {width} = {pixels} pixels, got one that is no part of it")
+        if lengths.sum() != pixels:  # of 64 bits, as none of them is longer than the image
+            raise ValueError(f"expected runs of {height} x {width} = {pixels} pixels, got {lengths.sum()}")
         return Runs(height, width, lengths)
 
     def json(self) -> dict[str, Any]:

@@ -25,24 +25,30 @@ class Found:
     identity: Identity
 
 
-def image_files(folder: Path) -> list[Found]:
+def image_files(folder: Path, *, every_name: bool = False) -> list[Found]:
     """All image files under a folder, however deep, in no order; hidden ones do not count.
 
-    Links to files and folders are followed. A pipe, a socket or a device is no file, and a file that several links lead
-    to is found once, by the first of its names.
+    Links to files and folders are followed. A pipe, a socket or a device is no file, and a folder that several links
+    lead to is looked into once.
+
+    Args:
+        folder: Where to look.
+        every_name: Whether a file that has several names is found by each of them, and not by the first alone.
 
     Raises:
         ValueError: If a link leads back to a folder that it is in; both are named.
     """
-    found: dict[Identity, str] = {}
-    seen: set[Identity] = set()
-    _walk(str(folder), (), seen, found)
-    return [Found(path, identity) for identity, path in found.items()]
+    every: list[Found] = []
+    _walk(str(folder), (), set(), every)
+    if every_name:
+        return every
+    first: dict[Identity, Found] = {}
+    for one in every:
+        first.setdefault(one.identity, one)
+    return list(first.values())
 
 
-def _walk(
-    folder: str, above: tuple[tuple[Identity, str], ...], seen: set[Identity], found: dict[Identity, str]
-) -> None:
+def _walk(folder: str, above: tuple[tuple[Identity, str], ...], seen: set[Identity], found: list[Found]) -> None:
     here = _identity(folder)
     loop = next((path for identity, path in above if identity == here), None)
     if loop is not None:
@@ -56,7 +62,7 @@ def _walk(
         elif _is(entry.is_file, entry.path) and os.path.splitext(entry.name)[1].lower() in suffixes():
             identity = _identity(entry.path) if entry.is_symlink() else (here[0], entry.inode())
             if identity is not None:
-                found.setdefault(identity, entry.path)
+                found.append(Found(entry.path, identity))
 
 
 def _is(kind: Callable[[], bool], path: str) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from ..told import text_of
 from .reading import decoded
 
 BRACKETS = re.compile(r"\[.*?\]")
@@ -78,7 +79,7 @@ def read(test: str, path: Path) -> Questions:
             if labels is not None and "label" not in fields:
                 fields = {**fields, "label": labels[len(asked)]}
             asked.append(TESTS[test](fields))
-        except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError) as error:
             said = f"no {error}" if isinstance(error, KeyError) else type(error).__name__
             raise ValueError(f"{path}: line {number}: expected a question of {test}, as published ({said})") from None
     if not asked:
@@ -90,7 +91,13 @@ def read(test: str, path: Path) -> Questions:
 def _labels(path: Path) -> list[int] | None:
     """PIQA's answers, which lie beside the questions: valid.jsonl and valid-labels.lst."""
     beside = path.with_name(f"{path.stem}-labels.lst")
-    return [int(line) for line in beside.read_text(encoding="utf-8").split()] if beside.is_file() else None
+    if not beside.is_file():
+        return None
+    told = text_of(beside).split()
+    wrong = next((word for word in told if word not in ("0", "1")), None)
+    if wrong is not None:
+        raise ValueError(f"{beside}: expected 0 or 1 for every question, got {wrong[:20]!r}")
+    return [int(word) for word in told]
 
 
 def _lambada(fields: Mapping[str, Any]) -> Question:

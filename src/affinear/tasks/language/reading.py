@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +10,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, cast
+
+from ..told import json_of
 
 DOCUMENTS = ("file", "line", "paragraph")
 TEXT, LINES, TABLES = (".txt", ".md"), (".jsonl", ".ndjson"), (".parquet",)
@@ -153,10 +154,7 @@ def _lines(path: Path, reading: Reading) -> Iterator[str]:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
-            try:
-                told: Any = json.loads(decoded(line, f"{path}: line {number}"))
-            except (json.JSONDecodeError, RecursionError):
-                raise ValueError(f"{path}: line {number}: expected JSON, got what cannot be read as such") from None
+            told = json_of(decoded(line, f"{path}: line {number}"), f"{path}: line {number}")
             yield _field(told, reading.text_field, f"{path}: line {number}")
 
 
@@ -184,13 +182,14 @@ def _table(path: Path, reading: Reading) -> Iterator[str]:
 
     arrow: Any = parquet
     try:
-        file = arrow.ParquetFile(path)
+        # A text that comes a million times lies in the file once, and should not lie in memory more often.
+        file = arrow.ParquetFile(path, read_dictionary=[reading.text_field])
         names = [str(name) for name in file.schema_arrow.names]
         if reading.text_field not in names:
             _field(dict.fromkeys(names), reading.text_field, str(path))
         for batch in file.iter_batches(columns=[reading.text_field]):
-            for text in batch.column(0).to_pylist():
-                yield _field({reading.text_field: text}, reading.text_field, str(path))
+            for text in batch.column(0):
+                yield _field({reading.text_field: text.as_py()}, reading.text_field, str(path))
     except (ArrowException, OSError) as error:
         raise ValueError(f"{path}: expected parquet ({str(error).splitlines()[0][:120]})") from None
 

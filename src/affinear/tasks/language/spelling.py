@@ -64,10 +64,14 @@ class Spelling:
             raise ValueError(f"tokenizer: expected one of the kind BPE, got {str(kind)[:40]}")
         try:
             found: Any = Tokenizer.from_str(self.text)
-            found.encode_special_tokens = True  # a text that has the name of a token in it stays a text
-            return found
         except Exception as error:  # the library raises Exception itself
-            raise ValueError(f"tokenizer: it cannot be read ({str(error).splitlines()[0][:120]})") from None
+            said = (str(error).splitlines() or [type(error).__name__])[0][:120]
+            raise ValueError(f"tokenizer: it cannot be read ({said})") from None
+        found.encode_special_tokens = True  # a text that has the name of a token in it stays a text
+        # A file may ask for every text to be filled up to billions of tokens, or cut to none.
+        found.no_padding()
+        found.no_truncation()
+        return found
 
     @property
     def plain(self) -> bool:
@@ -131,6 +135,9 @@ def _sizes(text: str, tokenizer: Any) -> tuple[int, int]:
     size = int(tokenizer.get_vocab_size(with_added_tokens=True))
     if not 2 <= size <= MOST:
         raise ValueError(f"tokenizer: expected from 2 to {MOST} tokens, got {size}")
+    last = max(tokenizer.get_vocab(with_added_tokens=True).values())
+    if last >= size:
+        raise ValueError(f"tokenizer: expected {size} tokens with the numbers from 0 to {size - 1}, got one of {last}")
     for name in ENDS:
         found = tokenizer.token_to_id(name)
         if found is not None:

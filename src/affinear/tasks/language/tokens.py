@@ -14,8 +14,10 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from ..told import json_of, text_of
 from .reading import Half, Texts
 from .spelling import Spelling
+from .spelling import read as read_spelling
 
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer.json"
 VERSION = 1
@@ -158,17 +160,17 @@ def read(folder: Path) -> TokenFiles:
         ValueError: If one is missing, or not as long as the manifest says, or holds what is no token.
     """
     try:
-        told: Any = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        told = json_of(text_of(folder / MANIFEST), MANIFEST)
         if not isinstance(told, dict) or told.get("version") != VERSION or told.get("dtype") not in DTYPES:
             raise ValueError("the manifest is of another version")
         about = cast("dict[str, Any]", told)
-        spelling = Spelling((folder / TOKENIZER).read_text(encoding="utf-8"))
+        spelling = read_spelling(folder / TOKENIZER)
         if spelling.size != about["vocabulary"]:
             raise ValueError(f"the tokenizer has {spelling.size} tokens, not {about['vocabulary']}")
         train, test = (_mapped(folder, half, about, spelling.size) for half in ("train", "test"))
         sizes = (int(about["documents"][0]), int(about["documents"][1]))
         return TokenFiles(str(about["name"]), folder, spelling, train, test, sizes, str(about["fingerprint"]))
-    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
         said = (str(error).splitlines() or [type(error).__name__])[0][:160]
         raise ValueError(f"data: the token files in {folder} cannot be used: {said}") from None
 

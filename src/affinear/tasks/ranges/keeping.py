@@ -73,8 +73,9 @@ def read(path: Path) -> Ranges:
             )
         _check(found)
         return found
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"data: {path} is no data set that was kept ({str(error).splitlines()[0][:120]})") from None
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        raise ValueError(f"data: {path} is no data set that was kept ({said})") from None
 
 
 def _split(file: Any, part: str, names: set[str]) -> Split:

@@ -20,7 +20,7 @@ LABELS = {"0": 0, "0.0": 0, "1": 1, "1.0": 1}
 
 def files_in(folder: Path) -> dict[str, Path]:
     """The files of each part that are there."""
-    found = {title: sorted(folder.glob(f"*{end}")) for title, end in ENDS.items()}
+    found = {title: sorted(one for one in folder.glob(f"*{end}") if one.is_file()) for title, end in ENDS.items()}
     return {title: paths[0] for title, paths in found.items() if paths}
 
 

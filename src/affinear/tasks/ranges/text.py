@@ -68,7 +68,10 @@ def _folder(folder: Path, title: str) -> Split:
     labels: list[int] = []
     for kind, label in FOLDERS.items():
         for path in sorted((folder / kind).glob("*.txt")):
-            content = path.read_bytes()
+            if not path.is_file():  # a pipe would never end
+                continue
+            with path.open("rb") as file:
+                content = file.read(LONGEST)
             if content:
                 texts.append(tokens_of(content))
                 labels.append(label)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from ..images.reading import CorruptImage, in_threads, size_of, suffixes
+from ..images.finding import image_files
+from ..images.reading import CorruptImage, in_threads, size_of
+from ..told import text_of
 from .pairs import Labels, Numbers, Pairs, Scenes, WrongMap, fingerprint, other_size, read_map
 
 PHOTOS = ("images", "photos", "JPEGImages", "img")
@@ -21,6 +24,7 @@ TESTS = ("validation", "val", "valid", "test")
 NAMES = ("classes.txt", "objectInfo150.txt")
 HELD_OUT = 10  # one photo in so many, where nobody says which are for testing
 CHECKED = 2000  # maps of a half that are read before training; all others are when they come
+MOST_CLASSES = 2**15 - 2  # that labels of 16 bits can hold
 NAMED = 3  # files that an error names; the others are counted
 LAYOUT = (
     "images/training and images/validation beside annotations/training and annotations/validation, as in ADE20K, or "
@@ -107,12 +111,8 @@ def _paired(photos: Path, maps: Path) -> tuple[list[str], list[str]]:
 def _by_name(folder: Path) -> dict[str, str]:
     """All images under a folder, however deep, by their names without ending; sorted, numbers as numbers."""
     found: dict[str, str] = {}
-    for base, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if name[0] != "."]
-        for file in files:
-            if file[0] != "." and Path(file).suffix.lower() in suffixes():
-                path = os.path.join(base, file)
-                found[os.path.splitext(os.path.relpath(path, folder))[0]] = path
+    for one in image_files(folder, every_name=True):
+        found[os.path.splitext(os.path.relpath(one.path, folder))[0]] = one.path
     return dict(sorted(found.items(), key=lambda item: _natural(item[0])))
 
 
@@ -150,12 +150,14 @@ def read_names(path: Path) -> tuple[str, ...]:
     Raises:
         ValueError: If there are none, or one comes twice.
     """
-    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = [line.strip() for line in text_of(path).splitlines() if line.strip()]
     if path.name == NAMES[1]:
         lines = [line.split("\t")[-1].strip() for line in lines[1:]]
     if not lines:
         raise ValueError(f"{path}: expected the name of a class on every line, got an empty file")
-    twice = sorted({name for name in lines if lines.count(name) > 1})
+    if len(lines) > MOST_CLASSES:
+        raise ValueError(f"{path}: expected at most {MOST_CLASSES:,} classes, got {len(lines):,}")
+    twice = sorted(name for name, times in Counter(lines).items() if times > 1)
     if twice and path.name == NAMES[0]:
         raise ValueError(f"{path}: expected every class once, got {_some(twice)} twice")
     return tuple(lines)
@@ -171,7 +173,13 @@ def _count_classes(maps: Sequence[str], zero_is_class: bool) -> tuple[str, ...]:
             return 0
         return int(numbers[numbers != 255].max(initial=0))
 
-    most = max(in_threads(largest, maps))
+    tops = in_threads(largest, maps)
+    most = max(tops)
+    if most > MOST_CLASSES:
+        raise ValueError(
+            f"{maps[tops.index(most)]}: expected class numbers up to {MOST_CLASSES:,}, got {most:,}; is it a map of "
+            "classes?"
+        )
     first = 0 if zero_is_class else 1
     if most < first:
         raise ValueError(f"data: expected class numbers in the maps, found nothing but {most}; is 0 a class?")

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ..images.reading import CorruptImage, open_image
+from ..images.reading import open_as_it_is, open_image
 
 UNLABELLED = -1  # what a pixel has that belongs to no class; no loss and no score sees it
 TAIL = 64  # bytes at the end of a file that its fingerprint sees
@@ -150,15 +150,8 @@ def read_map(path: str) -> NDArray[np.integer]:
         CorruptImage: If the file cannot be read.
         WrongMap: If it has colours and no numbers.
     """
-    try:
-        with Image.open(path) as image:
-            image.load()
-            mode, numbers = image.mode, np.asarray(image)
-    except MemoryError:
-        raise
-    except Exception as error:  # damaged files make the decoders raise nearly anything
-        said = "not an image of a known kind, or empty" if isinstance(error, Image.UnidentifiedImageError) else error
-        raise CorruptImage(f"{path}: cannot be read as a map of classes ({said})") from error
+    image = open_as_it_is(path)
+    mode, numbers = image.mode, np.asarray(image)
     if numbers.ndim != 2 or mode not in ("1", "L", "P", "I", "I;16"):
         raise WrongMap(
             f"{path}: expected one number per pixel, grey or with a palette, got an image of mode {mode}; write the "

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .resampling import Resampler, resample
 
+LONGEST = 4 * 3600  # seconds of one recording; packed silence takes next to no room in a file
 BLOCK = 2**16  # samples that are read at a time where a recording is heard as it comes
 RATES = (1_000, 768_000)  # samples of a second that a recording may have; a head that tells others is damaged
 SUFFIXES = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".au", ".caf", ".w64")
@@ -38,7 +39,12 @@ def read_audio(path: str | Path, sample_rate: int, begin: float = 0.0, end: floa
         CorruptAudio: If it cannot be read, or is empty.
     """
     rate, blocks = open_audio(path, begin, end)
-    found = list(blocks)
+    found, left = list[Samples](), LONGEST * rate
+    for block in blocks:
+        found.append(block)
+        left -= len(block)
+        if left < 0:
+            raise CorruptAudio(f"{path}: expected at most {LONGEST / 3600:g} hours of sound at once; cut it into parts")
     if not found:
         raise CorruptAudio(f"{path}: expected a recording, got one without a sample")
     return resample(torch.from_numpy(np.concatenate(found)), rate, sample_rate)
@@ -62,6 +68,7 @@ def seconds_of(path: str | Path) -> float:
     Raises:
         CorruptAudio: If it cannot be read.
     """
+    _check_file(path)
     try:
         with wave.open(str(path), "rb") as file:
             return file.getnframes() / _rate(path, file.getframerate())
@@ -76,6 +83,7 @@ def open_audio(path: str | Path, begin: float = 0.0, end: float | None = None) -
     Raises:
         CorruptAudio: If it cannot be read.
     """
+    _check_file(path)
     try:
         file = wave.open(str(path), "rb")  # noqa: SIM115  # the blocks close it
     except (wave.Error, EOFError, OSError):
@@ -88,6 +96,17 @@ def open_audio(path: str | Path, begin: float = 0.0, end: float | None = None) -
         file.close()
         raise
     return rate, _wave_blocks(file, path, round(begin * rate), None if end is None else round(end * rate))
+
+
+def _check_file(path: str | Path) -> None:
+    """Raise CorruptAudio unless it is a regular file: a pipe would never end."""
+    try:
+        if Path(path).is_file():
+            return
+        kind = "a folder" if Path(path).is_dir() else "no file" if Path(path).exists() else "nothing of that name"
+    except (OSError, ValueError):  # a name too long for any file, or of letters that none can have
+        kind = "a name that no file can have"
+    raise CorruptAudio(f"{path}: expected a recording, got {kind}")
 
 
 def _rate(path: str | Path, rate: int) -> int:
@@ -103,8 +122,9 @@ def _wave_blocks(file: wave.Wave_read, path: str | Path, first: int, last: int |
         last = count if last is None else min(count, last)
         if first:
             file.setpos(min(first, count))
-        for start in range(first, last, BLOCK):
-            content = file.readframes(min(BLOCK, last - start))
+        block = max(1, BLOCK // channels)  # a head may tell of 65,535
+        for start in range(first, last, block):
+            content = file.readframes(min(block, last - start))
             if not content:
                 if start == first:
                     raise CorruptAudio(f"{path}: expected {count:,} samples, as its head says, got none")
@@ -141,10 +161,11 @@ def _by_soundfile(path: str | Path, begin: float, end: float | None) -> tuple[in
     def blocks() -> Iterator[Samples]:
         with file:
             first, last = round(begin * rate), None if end is None else round(end * rate)
+            block = max(1, BLOCK // int(file.channels))
             if first:
                 _with_soundfile(path, lambda _: file.seek(min(first, len(file))))
             while last is None or first < last:
-                wanted = BLOCK if last is None else min(BLOCK, last - first)
+                wanted = block if last is None else min(block, last - first)
                 found: Samples = _with_soundfile(path, lambda _: file.read(wanted, "float32", always_2d=True))  # noqa: B023
                 if not len(found):
                     return
@@ -157,9 +178,6 @@ def _by_soundfile(path: str | Path, begin: float, end: float | None) -> tuple[in
 
 
 def _with_soundfile(path: str | Path, use: Callable[[Any], Any]) -> Any:
-    if not Path(path).is_file():
-        kind = "a folder" if Path(path).is_dir() else "nothing of that name"
-        raise CorruptAudio(f"{path}: expected a recording, got {kind}")
     try:
         import soundfile
     except (ImportError, OSError):  # the latter where its own library is missing

@@ -11,6 +11,7 @@ from pathlib import Path
 from .text import plain
 
 BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
+LONGEST = 10  # words of an n-gram in a file
 Words = tuple[str, ...]
 
 
@@ -102,6 +103,14 @@ class NGrams:
         return sum(self.score(word, words[:i]) for i, word in enumerate(words[1:], 1))
 
 
+def _order(line: str, where: str) -> int:
+    """How many words the n-grams below a headline have."""
+    told = line[1:].partition("-")[0]
+    if told not in map(str, range(1, LONGEST + 1)):
+        raise ValueError(f"{where}: expected n-grams of 1 to {LONGEST} words, got {line[:40]!r}")
+    return int(told)
+
+
 def _read_arpa(lines: Sequence[str], path: Path) -> NGrams:
     logs: dict[Words, float] = {}
     steps: dict[Words, float] = {}
@@ -109,7 +118,7 @@ def _read_arpa(lines: Sequence[str], path: Path) -> NGrams:
     for number, line in enumerate(lines, 1):
         line = line.strip()
         if line.startswith("\\") and line.endswith("-grams:"):
-            size = int(line[1:].partition("-")[0])
+            size = _order(line, f"{path}: line {number}")
         elif line == "\\end\\":
             break
         elif line and size:

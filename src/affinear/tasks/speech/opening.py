@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,11 +13,14 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from ...models.making import short
+from ..told import text_of
 from .audio import SUFFIXES, CorruptAudio, seconds_of
 from .recordings import LOUDEST, Recording, Recordings, Voices, fingerprint
 from .text import plain
 
 TESTS = ("dev-clean", "validation", "valid", "val", "dev", "test-clean", "test")
+MOST_SECONDS = 1e7  # that a manifest may tell of: a hundred days
 HELD_OUT = 10  # one speaker, or recording, in so many, where nobody says which are for testing
 LAYOUT = (
     'a manifest with a line such as {"audio": "a.wav", "text": "hello"} for every recording, train.jsonl and '
@@ -108,18 +110,18 @@ def _row(path: Path, number: int, line: str) -> Recording:
     where = f"{path}: line {number}"
     try:
         told: Any = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         told = None
     if not isinstance(told, dict):
         raise ValueError(f"{where}: expected an object of JSON with the fields audio and text, got {line[:60]!r}")
     fields = cast("dict[str, Any]", told)
     for name in ("audio", "text"):
         if not isinstance(fields.get(name), str):
-            raise ValueError(f"{where}: expected a text in the field {name!r}, got {fields.get(name)!r}")
+            raise ValueError(f"{where}: expected a text in the field {name!r}, got {short(fields.get(name))}")
     for name in ("begin", "end", "duration"):
         value = fields.get(name)
-        if value is not None and not (isinstance(value, (int, float)) and math.isfinite(value) and value >= 0):
-            raise ValueError(f"{where}: expected seconds in the field {name!r}, got {value!r}")
+        if value is not None and not (isinstance(value, (int, float)) and 0 <= value <= MOST_SECONDS):
+            raise ValueError(f"{where}: expected seconds in the field {name!r}, got {short(value)}")
     begin, end = float(fields.get("begin") or 0.0), fields.get("end")
     if end is not None and end <= begin:
         raise ValueError(f"{where}: expected an end after the beginning at {begin:g} s, got {end:g} s")
@@ -140,7 +142,7 @@ def _librispeech(folder: Path) -> list[Recording]:
     found: list[Recording] = []
     for told in sorted(folder.rglob("*.trans.txt")):
         files = {path.stem: path for path in told.parent.iterdir() if path.suffix.lower() in SUFFIXES}
-        for line in told.read_text(encoding="utf-8").splitlines():
+        for line in text_of(told).splitlines():
             name, _, text = line.strip().partition(" ")
             if not name:
                 continue

@@ -11,6 +11,7 @@ import math
 import pickle
 import pickletools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,16 +35,21 @@ class _Type:
         pass  # byte order and the like, which bytes do not have
 
 
-class _Array:
-    """Stands in for numpy's ndarray, until all of it is read."""
+class _Kind:
+    """Stands in for numpy's ndarray where it is named alone."""
 
-    def __init__(self, *ignored: object) -> None:
+
+class _Array:
+    """Stands in for an array, until all of it is read."""
+
+    def __init__(self, encoded: Callable[[str], bytes], *ignored: object) -> None:
+        self.encoded = encoded
         self.found: NDArray[np.uint8] | None = None
 
     def __setstate__(self, state: tuple[object, tuple[int, ...], _Type, bool, bytes | str]) -> None:
         _, shape, kind, by_column, content = state
         # Where a pickle of Python 2 was copied by Python 3, bytes may have become text.
-        raw = content.encode("latin1") if isinstance(content, str) else content
+        raw = self.encoded(content) if isinstance(content, str) else content
         self.found = _array(raw, kind, shape, "F" if by_column else "C")
 
 
@@ -55,38 +61,59 @@ def _array(raw: bytes | bytearray, kind: _Type, shape: tuple[int, ...], order: s
     return np.frombuffer(raw, np.uint8).reshape(shape, order="F" if _text(order) == "F" else "C")
 
 
-def _encoded(text: str, encoding: str) -> bytes:
-    if encoding not in ("latin1", "latin-1"):
-        raise Refused(f"bytes written as {encoding}")
-    return text.encode("latin1")
-
-
 def _text(name: str | bytes) -> str:
     return name.decode("latin1") if isinstance(name, bytes) else name
 
 
 STAND_INS: dict[tuple[str, str], Callable[..., Any]] = {
-    **{(f"numpy.{core}.multiarray", "_reconstruct"): _Array for core in ("core", "_core")},
     **{(f"numpy.{core}.numeric", "_frombuffer"): _array for core in ("core", "_core")},
-    ("numpy", "ndarray"): _Array,
+    ("numpy", "ndarray"): _Kind,
     ("numpy", "dtype"): _Type,
-    ("_codecs", "encode"): _encoded,
 }
+ARRAYS = {(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")}
 
 
 class _Reader(pickle.Unpickler):
+    def __init__(self, raw: bytes) -> None:
+        super().__init__(io.BytesIO(raw), encoding="bytes")
+        self._bytes: dict[int, tuple[str, bytes]] = {}
+
     def find_class(self, module: str, name: str, /) -> Any:
+        if (module, name) in ARRAYS:
+            return partial(_Array, self._encoded)
+        if (module, name) == ("_codecs", "encode"):
+            return self._encoded
         try:
             return STAND_INS[module, name]
         except KeyError:
             raise Refused(f"it would run {module}.{name}") from None
 
+    def _encoded(self, text: str, encoding: str = "latin1") -> bytes:
+        """The bytes of a text; of one that a pickle names a million times, the same ones."""
+        if encoding not in ("latin1", "latin-1"):
+            raise Refused(f"bytes written as {encoding}")
+        if id(text) not in self._bytes:
+            self._bytes[id(text)] = text, text.encode("latin1")  # beside the text, so that no other gets its number
+        return self._bytes[id(text)][1]
 
-def _check_memo(content: bytes) -> None:
-    """Refuse to keep an object under a number out of turn: Python makes room for every number below it."""
+
+def _check_steps(content: bytes) -> None:
+    """Refuse steps that make much of a few bytes.
+
+    Python makes room for every number below the one that an object is kept under; and a tuple that is used again in
+    others, those again and so on, takes the age of the world to be looked up as the key of a dictionary.
+    """
+    kept, tuples, last = 0, set[int](), ""
     for count, (step, number, _) in enumerate(pickletools.genops(content)):
-        if "PUT" in step.name and number is not None and number > count:
-            raise Refused(f"it keeps an object as number {number}, and has made {count} at most")
+        if step.name == "MEMOIZE" or "PUT" in step.name:
+            place = kept if step.name == "MEMOIZE" else number or 0
+            if place > count:
+                raise Refused(f"it keeps an object as number {place}, and has made {count} at most")
+            kept += 1
+            (tuples.add if "TUPLE" in last else tuples.discard)(place)
+        elif step.name == "DUP" or ("GET" in step.name and number in tuples):
+            raise Refused("it uses a tuple again, which no file of arrays does")
+        last = step.name
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
@@ -100,8 +127,8 @@ def read_pickle(path: Path) -> dict[str, Any]:
     """
     try:
         raw = path.read_bytes()
-        _check_memo(raw)
-        content = _Reader(io.BytesIO(raw), encoding="bytes").load()
+        _check_steps(raw)
+        content = _Reader(raw).load()
     except Refused as error:
         raise ValueError(f"{path}: refused, because of what the pickle holds: {error}") from None
     except Exception as error:  # damaged pickles make the reader raise nearly anything
