@@ -10,13 +10,16 @@ head; SDPA keeps none. Both are measured, over the same tokens of an image of 27
 - `layer`: one layer of the upscaler: norms, projections, convolution, MLP;
 - `network`: the whole of `upscaler_light`, x2, with its 24 layers.
 
-Peak memory is what torch had allocated at the highest point, weights and inputs included. What does not fit is told.
-`--probe` measures once at a quarter of the side.
+Peak memory is what torch had allocated at the highest point, weights and inputs included; without a GPU, what the
+process held at its highest point beyond what it held before, which is coarser by some megabytes. What does not fit is
+told. `weights_bytes` is what the weights of softmax take by their number alone. `--probe` measures once at a quarter of
+the side, `--who` measures some.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import statistics
@@ -120,15 +123,19 @@ def _stepping(module: nn.Module, x: Tensor, device: torch.device, dtype: torch.d
 
 
 def measured(make: Callable[[], Callable[[], None]], device: torch.device, turns: int) -> dict[str, Any]:
-    """Median milliseconds and peak GiB of a step, or that it does not fit."""
-    gc.collect()
+    """Median milliseconds and peak bytes of a step, or that it does not fit."""
+    _cleared(device)
+    before = 0 if device.type == "cuda" else _resident("VmRSS")
     try:
         step = make()
         _cleared(device)
         step()  # kernels are made here
+        _cleared(device)
         if device.type == "cuda":
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
+        else:
+            Path("/proc/self/clear_refs").write_text("5")  # the highest point begins anew
         seconds: list[float] = []
         for _ in range(turns):
             began = time.perf_counter()
@@ -136,7 +143,7 @@ def measured(make: Callable[[], Callable[[], None]], device: torch.device, turns
             if device.type == "cuda":
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - began)
-        peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
+        peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else _resident("VmHWM") - before
         return {"milliseconds": 1000 * statistics.median(seconds), "peak_bytes": peak}
     except torch.OutOfMemoryError as error:
         return {"out_of_memory": str(error).partition(". GPU")[0][:200]}
@@ -148,6 +155,14 @@ def _cleared(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+    else:
+        ctypes.CDLL(None).malloc_trim(0)  # what was freed goes back to the system
+
+
+def _resident(field: str) -> int:
+    """Bytes of this process in memory, now (VmRSS) or at the highest point (VmHWM), as Linux tells them."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
 def told(row: dict[str, Any], kept_bytes: float | None) -> str:
@@ -155,8 +170,6 @@ def told(row: dict[str, Any], kept_bytes: float | None) -> str:
     start = f"{row['level']:<9}{row['who']:<24}"
     if "out_of_memory" in row:
         return f"{start}does not fit: {row['out_of_memory']}"
-    if row["peak_bytes"] is None:
-        return f"{start}{row['milliseconds']:>10.1f} ms"
     less = "" if not kept_bytes else f"{100 * (1 - row['peak_bytes'] / kept_bytes):>8.2f} % less than with weights kept"
     return f"{start}{row['milliseconds']:>10.1f} ms{row['peak_bytes'] / 2**30:>10.3f} GiB{less}"
 
@@ -171,11 +184,12 @@ def main() -> int:
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     about = {"device": name, "torch": torch.__version__, "side": side, "tokens": side**2, "heads": HEADS}
     about |= {"head_dim": WIDTH, "dtype": str(dtype), "claimed_percent": CLAIMED}
+    about |= {"weights_bytes": HEADS * side**4 * dtype.itemsize}
     print(f"{side} x {side} = {side**2:,} tokens, {HEADS} heads of {WIDTH}, {dtype}, {name}", flush=True)
     rows: list[dict[str, Any]] = []
     for level in given.levels.split(","):
         kept_bytes: float | None = None
-        for who in (KEPT, SDPA, *MECHANISMS):
+        for who in (KEPT, SDPA, *MECHANISMS) if given.who is None else given.who.split(";"):
 
             def made(level: str = level, who: str = who) -> Callable[[], None]:
                 return makers[level](who, side, device, dtype)
@@ -200,6 +214,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--side", default=SIDE, type=int, help="pixels of a side; tokens are its square")
     parser.add_argument("--turns", default=5, type=int, help="steps that are timed")
     parser.add_argument("--levels", default=",".join(LEVELS), help="some of operator, layer, network, with commas")
+    parser.add_argument("--who", help=f"some of {KEPT}; {SDPA}; {'; '.join(MECHANISMS)}, with semicolons")
     parser.add_argument("--probe", action="store_true", help="once, at a quarter of the side")
     return parser
 

@@ -1,9 +1,9 @@
 """The evidence for generation: DiT-S/2 on CIFAR-10 in pixels, by mechanism, on one GPU, within a given time.
 
     export AFFINEAR_INCEPTION=inception.safetensors        # see scripts/pack_inception.py
+    PYTHONPATH=src python scripts/evidence_generate.py check --data cifar-10 --output evidence
     PYTHONPATH=src python scripts/evidence_generate.py train --data cifar-10 --output evidence --steps 3000 --minutes 9
     PYTHONPATH=src python scripts/evidence_generate.py speed --output evidence --minutes 4
-    PYTHONPATH=src python scripts/evidence_generate.py check --data cifar-10 --output evidence
     PYTHONPATH=src python scripts/evidence_generate.py train --data cifar-10 --output probe --probe
 
 `train` trains every arm with every seed that is not there yet, some processes at a time, all by the same settings and
@@ -11,7 +11,8 @@ for as many steps, and judges the averaged weights: FID, kernel distance, precis
 `generate.json` after each, and `samples.png`, a row of pictures for each arm. When the time is over the runs save
 themselves, and the same command goes on. `speed` measures each arm by itself: images per second of the whole sampler,
 and memory. `check` measures the distance of the test images from the training images, which is known: about 3.2 over
-Inception. `--probe` does a few steps of every arm and says how long the whole would take.
+Inception; and keeps the features of the training images, so that no cell after it has to compute them. `--probe` does
+a few steps of every arm and says how long the whole would take.
 
 In all arms convolution, gate and positions are the same; one of them has no attention.
 """
@@ -19,9 +20,9 @@ In all arms convolution, gate and positions are the same; one of them has no att
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
-import shutil
 import signal
 import statistics
 import subprocess
@@ -32,8 +33,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch._dynamo
+from evidence_segment import keep, machine, sharing
 from PIL import Image, ImageDraw
 from torch import Tensor, nn
 
@@ -193,6 +196,7 @@ def cell(given: argparse.Namespace) -> None:
         "sample_steps": given.sample_steps,
         "features": given.features,
         "reference_limit": given.reference,
+        "ema_decay": min(0.999, 1 - 10 / max(given.steps, 20)),  # or a short run's average is of its first weights
         "compile": torch.cuda.is_available() and not given.eager,
         "channels_last": False,
         "log_every": 100,
@@ -202,6 +206,8 @@ def cell(given: argparse.Namespace) -> None:
     data = TASK.open(given.data, TASK.settings())
     if given.limit:
         data = TASK.limited(data, given.limit)
+    elif given.reference is None and (known := given.output.parent / reference_name(given)).is_file():
+        data = dataclasses.replace(data, known=np.load(known))
     network = {**TASK.variant(MODEL, given.arms), **model_args(given)}
     began = time.monotonic()
     run = Run(MODEL, given.data, given.output, setup, network)
@@ -299,25 +305,6 @@ def foretell(cells: Sequence[Cell], given: argparse.Namespace, seconds: float) -
     )
 
 
-class sharing:  # read as a word after "with"
-    """NVIDIA's MPS, which lets processes use a GPU at the same time and not in turns, while it is asked for."""
-
-    def __init__(self, wanted: bool, output: Path) -> None:
-        self.control = shutil.which("nvidia-cuda-mps-control") if wanted else None
-        self.folder = output.resolve() / "mps"
-
-    def __enter__(self) -> None:
-        if self.control is not None:
-            self.folder.mkdir(exist_ok=True)
-            for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
-                os.environ[name] = str(self.folder)
-            subprocess.run([self.control, "-d"], check=True)
-
-    def __exit__(self, *error: object) -> None:
-        if self.control is not None:
-            subprocess.run([self.control], input=b"quit\n", check=False)
-
-
 def speed(given: argparse.Namespace) -> int:
     """Images per second of the sampler and peak memory, each arm by itself on the GPU, in turns."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -359,6 +346,11 @@ def check(given: argparse.Namespace) -> int:
         torch.cat([network(part.to(device)) for part in some(half, batching, given.reference, 250)])
         for half in (data.train, data.test)
     ]
+    if given.reference is None:  # cells that come later need not compute them again
+        place = given.output / "runs"
+        place.mkdir(exist_ok=True)
+        np.save(place / "part.npy", halves[0].cpu().numpy())
+        (place / "part.npy").replace(place / reference_name(given))
     found = {
         "features": given.features,
         "images": [len(half) for half in halves],
@@ -371,6 +363,11 @@ def check(given: argparse.Namespace) -> int:
     print(json.dumps(found))
     keep(given.output / "check.json", found)
     return 0
+
+
+def reference_name(given: argparse.Namespace) -> str:
+    """The file with the features of all training images, beside the runs."""
+    return f"reference-{given.features}.npy"
 
 
 def ready(arm: str, given: argparse.Namespace, device: torch.device) -> nn.Module:
@@ -405,20 +402,6 @@ def wait(device: torch.device) -> None:
     """Until the GPU is done."""
     if device.type == "cuda":
         torch.cuda.synchronize()
-
-
-def machine() -> dict[str, Any]:
-    """What it ran on."""
-    cuda = torch.cuda.is_available()
-    name = torch.cuda.get_device_name() if cuda else "CPU"
-    return {"device": name, "torch": torch.__version__, "cores": os.cpu_count()}
-
-
-def keep(path: Path, content: Any) -> None:
-    """Write JSON at once or not at all."""
-    beside = path.with_suffix(".part")
-    beside.write_text(json.dumps(content, indent=1))
-    beside.replace(path)
 
 
 def arguments() -> argparse.ArgumentParser:

@@ -511,6 +511,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--parallel", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=9, help="after which cells keep where they are and end")
+    parser.add_argument("--mps", action="store_true", help="let processes share the GPU through NVIDIA's MPS")
     parser.add_argument("--probe", action="store_true", help="time some steps of each arm, and stop")
     parser.add_argument("--steps", type=int, help="instead of what the time allows")
     parser.add_argument("--seconds", type=float, help="of a batch, instead of the plan's own")
@@ -532,7 +533,10 @@ def main() -> None:
         run(Cell(arm, int(seed)), plan, given)
     else:
         if given.part == "train":
-            train_all(given)
+            from evidence_segment import sharing
+
+            with sharing(given.mps, given.out):
+                train_all(given)
         table(given.out)
 
 

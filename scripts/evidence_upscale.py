@@ -165,6 +165,7 @@ def cell(given: argparse.Namespace) -> None:
         "crops": 64,
         "memory": True,
         "compile": False,
+        "ema_decay": min(0.999, 1 - 10 / max(given.steps, 20)),  # or a short run's average is of its first weights
     }
     changes |= parse(given.set or [], Recipe, tasks.find("upscale").settings)
     setup = tasks.recipe_for("upscale", model, "small", **changes)

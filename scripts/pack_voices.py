@@ -14,8 +14,10 @@ from __future__ import annotations
 import argparse
 import bz2
 import json
+import os
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,8 +81,11 @@ def read_packed(folder: Path) -> tuple[list[dict[str, Any]], list[NDArray[np.uin
     """All rows, and the features of each in steps: `FLOOR + STEP * features`."""
     rows: list[dict[str, Any]] = json.loads((folder / "voices.json").read_text(encoding="utf-8"))
     features: list[NDArray[np.uint8]] = []
-    for part in sorted({row["part"] for row in rows}):
-        content = np.frombuffer(bz2.decompress((folder / part).read_bytes()), np.uint8)
+    parts = sorted({row["part"] for row in rows})
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # bz2 lets other threads run
+        contents = list(pool.map(bz2.decompress, [(folder / part).read_bytes() for part in parts]))
+    for part, packed in zip(parts, contents, strict=True):
+        content = np.frombuffer(packed, np.uint8)
         first = 0
         for row in (row for row in rows if row["part"] == part):
             size = row["frames"] * BANDS

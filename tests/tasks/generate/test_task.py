@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -198,6 +199,20 @@ def test_weights_of_a_stranger_are_looked_at(result: Result):
             TASK.check_job(replace(trained.job, facts={**trained.job.facts, **facts}))
     with pytest.raises(ValueError, match="expected batches of at most"):
         TASK.check_job(replace(trained.job, settings=trained.job.settings.changed(judge_batch=10**9)))
+
+
+def test_what_made_images_are_compared_with_is_told_and_may_be_known_already(tmp_path: Path):
+    spec = write(tmp_path / "data")
+    for half in ("training", "test"):
+        settings = Generation(reference="train" if half == "training" else "test", made=4)
+        data, told = TASK.open_to_judge(spec, settings)
+        assert told.startswith(f"the {half} half of ")
+    job = TASK.settle(Job("dit_s_2", dict(NETWORK), Recipe(workers=0), Generation()), data)
+    accelerator: Any = SimpleNamespace(device=torch.device("cpu"))
+    computed = TASK.work(job, data, torch.device("cpu"))._reference(accelerator)  # pyright: ignore[reportPrivateUsage]
+    known = np.random.default_rng().normal(size=computed.shape).astype(np.float32)
+    asked = TASK.work(job, replace(data, known=known), torch.device("cpu"))._reference(accelerator)  # pyright: ignore[reportPrivateUsage]
+    assert np.array_equal(asked.numpy(), known)
 
 
 def test_what_is_drawn_does_not_depend_on_how_it_is_shared():

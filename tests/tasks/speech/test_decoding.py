@@ -49,6 +49,22 @@ def test_a_language_model_joins_in_by_words():
     assert value(found, chances[found]) == pytest.approx(best, rel=1e-9)
 
 
+def test_of_a_long_text_a_language_model_is_told_the_last_words_alone():
+    asked: list[tuple[str, ...]] = []
+
+    class Listening(NGrams):
+        def score(self, word: str, context: tuple[str, ...]) -> float:
+            asked.append(context)
+            return super().score(word, context)
+
+    grams = NGrams.count(["ab ba a", "b ab"], 3)
+    numbers = [2, 3, 0, 1, 0, 3, 0, 1, 0, 1] * 1000  # "ab b", with a gap too many now and then
+    logs = torch.full((len(numbers), SPELLING.size), -9.0).scatter_(1, torch.tensor(numbers)[:, None], -1e-3)
+    found = beam_search(logs, SPELLING, Beam(3, Listening(grams.order, grams.logs, grams.steps), weight=0.1))
+    assert found == greedy(numbers)
+    assert max(map(len, asked)) <= 3
+
+
 def test_a_narrow_beam_without_doubt_is_greedy():
     numbers = torch.randint(0, SPELLING.size, (30,))
     logs = torch.full((30, SPELLING.size), -20.0).scatter_(1, numbers[:, None], -1e-6)
@@ -101,6 +117,7 @@ def test_an_arpa_file_is_read_with_its_steps_down(tmp_path: Path):
         ("", "got nothing"),
         ("\\data\\\n\\1-grams:\n-1 a b c d", "line 3"),
         ("\\data\\\n\\1-grams:\nx a", "numbers around"),
+        ("\\data\\\n\\many-grams:\n-1 a", "line 2: expected n-grams of"),
     ],
 )
 def test_a_language_model_that_is_none_is_refused(tmp_path: Path, content: str, said: str):

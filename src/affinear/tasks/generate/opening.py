@@ -55,6 +55,7 @@ class Pictures:
         channels: Of pictures or latents.
         size: Height and width, if all have the same; otherwise None.
         fingerprint: Of all names, sizes and classes.
+        known: Features (N, D) of what made images are compared with, where somebody has them already; else None.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Pictures:
     channels: int
     size: tuple[int, int] | None
     fingerprint: str
+    known: NDArray[np.float32] | None = None
 
     @property
     def sizes(self) -> tuple[int, int]:

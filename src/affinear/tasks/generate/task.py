@@ -68,6 +68,11 @@ class Generate(Task[Pictures, Generation]):
         """Pictures with classes, or latents in files."""
         return open_pictures(spec)
 
+    def open_held_out(self, spec: str, settings: Generation) -> tuple[Pictures, str]:
+        """Pictures or latents, open; and which half of them made images are compared with, in words."""
+        data = self.open(spec, settings)
+        return data, f"the {'training' if settings.reference == 'train' else 'test'} half of {data.name}"
+
     def settle(self, job: Job[Generation], data: Pictures) -> Job[Generation]:
         """The job with size, channels and classes decided."""
         size = data.size if data.is_latent else job.settings.image_size or data.size or SMALLEST_SIZE

@@ -143,6 +143,8 @@ class GenerateWork(Work[Pictures, Generation]):
 
     def _reference(self, accelerator: Accelerator) -> Tensor:
         """Features (N, D) of the real images, computed once, by every process for itself."""
+        if self._real is None and self.data.known is not None:
+            self._real = torch.from_numpy(self.data.known).to(self.device)
         if self._real is None:
             settings = self.job.settings
             half = self.data.train if settings.reference == "train" else self.data.test
