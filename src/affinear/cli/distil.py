@@ -1,4 +1,4 @@
-"""`affinear distil`: a trained softmax classifier becomes a linear one, in two stages."""
+"""`affinear distil`: a trained softmax network becomes a linear one, in two stages."""
 
 from __future__ import annotations
 
@@ -12,48 +12,108 @@ from .plugins import Plugins, load_plugins
 
 
 def distil(
-    teacher: Annotated[Path, typer.Argument(help="Folder of a run, or file of weights, of a softmax network.")],
+    teacher: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder of a run, or file of weights, of a softmax network; or a folder of transformers' with a "
+            "causal language model."
+        ),
+    ],
     data: Annotated[str, typer.Option(help="What to learn from, as affinear train takes it.")],
     mechanism: Annotated[str, typer.Option(help="What softmax is swapped for.")] = "mala",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for both stages; runs/TEACHER-MECHANISM if not given.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="The network, for weights that do not tell.")] = None,
-    layer_epochs: Annotated[int, typer.Option(help="Passes in which each layer learns by itself.")] = 5,
-    epochs: Annotated[int, typer.Option(help="Passes in which the whole network learns.")] = 25,
+    layer_epochs: Annotated[
+        int | None, typer.Option(help="Passes in which each layer learns by itself; 0 for none. Else as recipes say.")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes in which the whole network learns; 0 for none. Else as recipes say.")
+    ] = None,
+    layer_steps: Annotated[int | None, typer.Option(help="The same in steps: of the layers; 0 for none.")] = None,
+    steps: Annotated[int | None, typer.Option(help="The same in steps: of the whole network; 0 for none.")] = None,
     image_size: Annotated[str | None, typer.Option(help="Side, or height x width, if not that of the teacher.")] = None,
+    timing: Annotated[
+        bool, typer.Option("--timing/--no-timing", help="Measure from which length on it is faster; some seconds.")
+    ] = True,
     plugin: Plugins = None,
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="Any field of recipe or task: field=value; may be given again.")
     ] = None,
 ) -> None:
-    """Swap the attention of a trained classifier, and let it learn from the network it was.
+    """Swap the attention of a trained network, and let it learn from the network it was.
 
-    Run the same command again to continue after any interruption. The report of each stage tells every layer's error.
+    Classifiers of images and causal language models. Run the same command again to continue after any interruption. The
+    report of each stage tells every layer's error. At the end it is measured, on this machine, from which length on the
+    linear attention is faster, or that it is not.
     """
     require("distil", *TRAINING)
     from affinear import tasks
+    from affinear.tasks.distil.stages import plan_for
     from affinear.train import Run, devices, progress
     from affinear.train import train as run_training
-    from affinear.train.checkpoint import BEST, LAST
+    from affinear.train.checkpoint import LAST
 
     with told_in_a_sentence():
         load_plugins(plugin)
-        task = tasks.find("distil")
-        trained = tasks.load_trained(teacher, model)
+        plan = plan_for(teacher, model)
+        task = plan.task
         given: dict[str, Any] = changes_of(task, setting, image_size=image_size)
         where = output or Path("runs") / f"{teacher.resolve().stem}-{mechanism}"
-        weights = teacher / BEST if teacher.is_dir() else teacher
+        done: list[Path] = []
         listen()
-        for stage, length in (("layers", layer_epochs), ("whole", epochs)):
-            if not length:
+        for stage, length in (("layers", _length(layer_epochs, layer_steps)), ("whole", _length(epochs, steps))):
+            if 0 in length.values():
                 continue
-            changes = {"epochs": length, **given, "teacher": str(teacher), "mechanism": mechanism}
-            setup = tasks.recipe_for(task, trained.job.model, stage, **changes)
-            run = Run(trained.job.model, data, where / stage, setup, trained.job.model_args, weights)
+            changes = {**length, **given, "teacher": str(teacher), "mechanism": mechanism}
+            setup = tasks.recipe_for(task, plan.model, stage, **changes)
+            run = Run(plan.model, data, where / stage, setup, plan.model_args, done[-1] if done else None)
             result = run_training(run, progress=progress.for_people())
-            weights = where / stage / LAST
+            done.append(where / stage / LAST)
             if is_first():
                 best = task.metric.told(result.best)
                 print(f"Stage {stage}: best {task.metric.title} {best}. Report: {where / stage / 'report.html'}")
+        if done and is_first():
+            if timing:
+                _time(done[-1])
+            _write(done[-1], where / "student")
         devices.part()
+
+
+def _length(epochs: int | None, steps: int | None) -> dict[str, int]:
+    """Fields of a recipe that say how long a stage is; none where it says so itself."""
+    if epochs is not None and steps is not None:
+        raise ValueError("steps: expected passes or steps of a stage, got both")
+    if min(epochs or 0, steps or 0) < 0:
+        raise ValueError("steps: expected 0 or more")
+    if steps is not None:
+        return {"steps": steps}
+    return {} if epochs is None else {"epochs": epochs}
+
+
+def _time(weights: Path) -> None:
+    """Say from which length on the student is faster."""
+    import torch
+
+    from affinear import tasks
+    from affinear.linearizing.crossover import crossovers
+
+    network = tasks.load_trained(weights).network
+    cuda = torch.cuda.is_available()
+    place, dtype = ("cuda", torch.bfloat16) if cuda else ("cpu", torch.float32)
+    print("Linear attention beside torch's softmax, one input at a time:")
+    for found in crossovers(network, device=place, dtype=dtype, seconds=8.0):
+        print(f"  {found}")
+
+
+def _write(weights: Path, folder: Path) -> None:
+    """Write a student as transformers would, where it is theirs."""
+    from affinear.tasks.distil.stages import is_language, write_hugging
+
+    if not is_language(weights):
+        return
+    if folder.exists():
+        print(f"{folder} is there already and stays as it is; remove it to have it written anew.")
+    else:
+        print(f"For transformers: {write_hugging(weights, folder)}")

@@ -68,7 +68,7 @@ class LinearCore(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.choices, self.prefix_tokens = choices, prefix_tokens
+        self.choices, self.shape, self.prefix_tokens = choices, shape, prefix_tokens
         self.rule = None if choices.mechanism == "none" else _rule(choices)
         self.query_map = self.key_map = self.gain = self.norm = self.mass = self.kernel = None
         learns = choices.feature_map != "own" or choices.gain or choices.norm or choices.window or choices.convolution

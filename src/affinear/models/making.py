@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from difflib import get_close_matches
 from typing import Any, cast
 
@@ -35,6 +36,11 @@ class _Count(TorchFunctionMode):
         if self._left < 0:
             raise ValueError(f"more than {MOST_CALLS} steps to make it")
         return func(*args, **(kwargs or {}))
+
+
+def patience() -> AbstractContextManager[object]:
+    """A region in which no more than `MOST_CALLS` of torch are made."""
+    return _Count()
 
 
 def make(model: str, given: Mapping[str, Any], *, room: int = MOST_NUMBERS) -> nn.Module:

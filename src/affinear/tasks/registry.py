@@ -16,6 +16,7 @@ MODULES: Mapping[str, str] = MappingProxyType(
         "classify": "affinear.tasks.classify",
         "detect": "affinear.tasks.detect",
         "distil": "affinear.tasks.distil",
+        "distil_language": "affinear.tasks.distil.language",
         "generate": "affinear.tasks.generate",
         "language": "affinear.tasks.language",
         "ranges": "affinear.tasks.ranges",

@@ -98,6 +98,8 @@ def build(
     network = task.network(job)
     if start is not None:
         task.start(network, start, source)
+    else:
+        task.begin(network, job)
     still = freeze(network, recipe.freeze)
     network = context.spread(_placed(network, accelerator, recipe))
     average = None if recipe.ema_decay is None else ModelEmaV3(network, decay=recipe.ema_decay)

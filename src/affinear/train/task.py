@@ -442,6 +442,9 @@ class Task(ABC, Generic[D, S]):
         """Load the weights that `--weights` names into a fresh network: all of them, or else a ValueError."""
         fill(network, tensors, source)
 
+    def begin(self, network: nn.Module, job: Job[S]) -> None:
+        """What happens to a fresh network where `--weights` names none: nothing, unless a task knows better weights."""
+
     def bare(
         self, path: Path, model: str | None, model_args: Mapping[str, Any], changes: Mapping[str, Any]
     ) -> Trained[D, S]:

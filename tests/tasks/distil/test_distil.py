@@ -33,7 +33,19 @@ def test_both_stages_run_and_the_first_changes_swapped_layers_alone(tiny: tuple[
     setup = tasks.recipe_for("classify", made.MODEL, "finetune", **changes, augment="simple")
     teacher = folder / "teacher"
     train(Run(made.MODEL, data, teacher, setup, {k: v for k, v in made.MODEL_ARGS.items() if k != "img_size"}))
-    told = ["distil", str(teacher), "--data", data, "-o", str(folder / "out"), "--layer-epochs", "1", "--epochs", "1"]
+    told = [
+        "distil",
+        str(teacher),
+        "--data",
+        data,
+        "-o",
+        str(folder / "out"),
+        "--layer-epochs",
+        "1",
+        "--epochs",
+        "1",
+        "--no-timing",
+    ]
     told += ["--set", "batch_size=4", "--set", "workers=0", "--set", "gain=true"]
     result = CliRunner().invoke(build_app(), told)
     assert result.exit_code == 0, result.output

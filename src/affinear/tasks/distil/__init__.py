@@ -1,6 +1,5 @@
-"""Distilling: a linearized classifier learns to answer as the softmax network that it was made of."""
+"""Distilling: a linearized network learns to answer as the softmax network that it was made of, one file each kind."""
 
-from .settings import DistilSettings
-from .task import TASK, Distil
+from .classify import TASK, Distil, DistilSettings
 
 __all__ = ["TASK", "Distil", "DistilSettings"]

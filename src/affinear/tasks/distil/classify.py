@@ -1,32 +1,31 @@
-"""Distilling as a task of the engine: classification's data and scores, the teacher's answers as the target."""
+"""Distilling classifiers of images: classification's data and scores, the teacher's answers as the target."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from ...linearizing.distil import Weights, layer_errors, network_loss, swapped_layers
-from ...linearizing.swap import apply, find
 from ...models.making import MOST_NUMBERS
-from ...train import page
 from ...train.checkpoint import BEST
 from ...train.page import Section
 from ...train.recipe import Recipe
+from ...train.settings import Check
 from ...train.task import Job, Setup, unknown_recipe
-from ...train.weights import fill
 from ..classify.samples import Batch
 from ..classify.settings import ClassifySettings
 from ..classify.task import Classify, ClassifyWork
 from ..images.batching import as_tensor
 from ..images.labelled.images import Images
 from ..using import load_trained
-from .settings import DistilSettings
+from .lesson import Lesson, begin, let_learn, student_of
+from .settings import SwapSettings, told_of
 
 LOOKED_AT = 64  # test images that the report measures layers on
 # Rates belong to a batch of 512.
@@ -37,55 +36,42 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+@dataclass(frozen=True)
+class DistilSettings(ClassifySettings, SwapSettings):
+    """Replaced below, by what all its fields are."""
+
+    checks: ClassVar[Mapping[str, Check]] = {**SwapSettings.checks, **ClassifySettings.checks}
+
+
+DistilSettings.__doc__ = told_of(
+    """How a linearized classifier is made and taught; images are shown as classification shows them.
+
+    Attributes:
+""",
+    ClassifySettings,
+)
+
+
 class DistilWork(ClassifyWork):
-    """Distilling at work on one job. The teacher is read when the first loss is asked for."""
+    """Distilling at work on one job."""
 
     def __init__(self, job: Job[ClassifySettings], data: Images, device: torch.device) -> None:
         super().__init__(job, data, device)
-        self.chosen = cast(DistilSettings, job.settings)
-        self._teacher: nn.Module | None = None
-
-    @property
-    def teacher(self) -> nn.Module:
-        """The softmax network, in evaluation mode, where batches are."""
-        if self._teacher is None:
-            found = load_trained(_file(self.chosen.teacher), self.job.model, model_args=self.job.model_args)
-            self._teacher = found.network.to(self.device).eval().requires_grad_(False)
-        return self._teacher
+        self.lesson = Lesson(_chosen(job), lambda: teacher_of(job), device)
 
     def loss(self, network: nn.Module, batch: Batch) -> Tensor:
         """How far the student is from its teacher."""
         images, targets = batch
-
-        def call(model: nn.Module) -> Tensor:
-            return model(images)
-
-        if self.chosen.stage == "layers":
-            errors = layer_errors(self.teacher, network, call)
-            return torch.stack(list(errors.values())).mean()
-        chosen = self.chosen
-        weights = Weights(chosen.logit_weight, chosen.hidden_weight, chosen.label_weight, chosen.temperature)
-        return network_loss(self.teacher, network, call, weights=weights, labels=targets)
+        return self.lesson.loss(network, lambda model: model(images), targets)
 
     def report(self, network: nn.Module) -> list[Section]:
         """Each swapped layer's error before and after, and what classification shows."""
-        return [self._layers(network), *super().report(network)]
-
-    def _layers(self, network: nn.Module) -> Section:
         count = min(LOOKED_AT, len(self.data.test))
         pixels = torch.stack([as_tensor(self.data.test[number][0], self.batching) for number in range(count)])
         images = pixels.to(self.device)
-        fresh = student_of(self.job).to(self.device).eval()
-        begin(fresh, self.teacher.state_dict(), "teacher")
-        with torch.no_grad():
-            before = layer_errors(self.teacher, fresh, lambda model: model(images))
-            after = layer_errors(self.teacher, network, lambda model: model(images))
-        rows = [[name, f"{float(before[name]):.4f}", f"{float(after[name]):.4f}"] for name in after]
-        note = (
-            "Mean square error over the variance of the teacher's answer, on the teacher's own inputs, of "
-            f"{count} test images: 0 is the same, 1 is no better than the mean."
-        )
-        return Section("Layer by layer", page.table(["layer", "swapped", "distilled"], rows), note)
+        fresh = Distil().network(self.job)
+        layers = self.lesson.section(fresh, network, lambda model: model(images), f"{count} test images")
+        return [layers, *super().report(network)]
 
 
 class Distil(Classify):
@@ -109,7 +95,7 @@ class Distil(Classify):
 
     def settle(self, job: Job[ClassifySettings], data: Images) -> Job[ClassifySettings]:
         """What the teacher was trained with, and which teacher it is."""
-        chosen = cast(DistilSettings, job.settings)
+        chosen = _chosen(job)
         file = _file(chosen.teacher)
         trained = load_trained(file, job.model, model_args=job.model_args)
         theirs = trained.job.settings
@@ -124,13 +110,14 @@ class Distil(Classify):
         return dataclasses.replace(settled, recipe=recipe, facts=facts)
 
     def network(self, job: Job[ClassifySettings], *, room: int = MOST_NUMBERS) -> nn.Module:
-        """The teacher's network with its attention swapped; in stage "layers" nothing else can learn."""
-        network = student_of(job, room=room)
-        if cast(DistilSettings, job.settings).stage == "layers":
-            network.requires_grad_(False)
-            for layer in swapped_layers(network).values():
-                layer.requires_grad_(True)
+        """The teacher's network with its attention swapped; what its stage does not teach cannot learn."""
+        network = student_of(super().network(job, room=room), _chosen(job))
+        let_learn(network, _chosen(job))
         return network
+
+    def begin(self, network: nn.Module, job: Job[ClassifySettings]) -> None:
+        """The teacher's weights."""
+        begin(network, teacher_of(job).state_dict(), str(_chosen(job).teacher))
 
     def start(self, network: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
         """A teacher's weights, or those of a student."""
@@ -145,25 +132,13 @@ class Distil(Classify):
         return {"own": {}}
 
 
-def student_of(job: Job[ClassifySettings], *, room: int = MOST_NUMBERS) -> nn.Module:
-    """The network of a settled job, linearized, with fresh weights."""
-    chosen = cast(DistilSettings, job.settings)
-    network = Classify().network(job, room=room)
-    every = chosen.keep_every
-    places = range(len(find(network)))
-    layers = "all" if not every else [place for place in places if place % every != every - 1]
-    return apply(network, chosen.choices(), layers)[0]
+def teacher_of(job: Job[ClassifySettings]) -> nn.Module:
+    """The softmax network of a settled job."""
+    return load_trained(_file(_chosen(job).teacher), job.model, model_args=job.model_args).network
 
 
-def begin(student: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Load a teacher's weights into a student, whose own additions begin as nothing; or all of a student's.
-
-    Raises:
-        ValueError: If they do not fit.
-    """
-    own = student.state_dict()
-    added = {name: tensor for name, tensor in own.items() if ".linearized." in name and name not in tensors}
-    fill(student, {**tensors, **added}, source)
+def _chosen(job: Job[ClassifySettings]) -> DistilSettings:
+    return cast(DistilSettings, job.settings)
 
 
 def _file(teacher: str | None) -> Path:

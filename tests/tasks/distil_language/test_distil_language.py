@@ -1,0 +1,143 @@
+"""`affinear distil` on tiny language models."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from typer.testing import CliRunner
+
+import affinear.linearizing
+from affinear import tasks
+from affinear.cli import build_app
+from affinear.tasks.distil import causal
+from affinear.tasks.distil.lesson import Lesson, begin, let_learn, student_of
+from affinear.train import Run, train
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str, Path]:
+    spec = importlib.util.spec_from_file_location("tiny_for_language", Path(__file__).with_name("tiny.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    folder = tmp_path_factory.mktemp("distil")
+    (folder / "data").mkdir()
+    return made, made.data(folder / "data"), folder
+
+
+def test_a_folder_of_transformers_becomes_a_linear_one(tiny: tuple[Any, str, Path]):
+    made, data, folder = tiny
+    teacher, out = Path(made.CHANGES["teacher"]), folder / "out"
+    told = ["distil", str(teacher), "--data", data, "-o", str(out), "--layer-steps", "3", "--steps", "2", "--no-timing"]
+    for name, value in {**made.CHANGES, "workers": 0, "low_rank": 2, "test_rows": 4}.items():
+        told += [] if name == "teacher" else ["--set", f"{name}={value}"]
+    result = CliRunner().invoke(build_app(), told)
+    assert result.exit_code == 0, result.output
+    before = {f"model.{name}": tensor for name, tensor in load_file(teacher / "model.safetensors").items()}
+    for stage in ("layers", "whole"):
+        after = load_file(out / stage / "last.safetensors")
+        assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())  # low-rank updates alone learn
+        assert float(after["model.model.layers.0.self_attn.q_proj.low_rank_up"].abs().sum()) > 0
+        assert "Layer by layer" in (out / stage / "report.html").read_text()
+    student = AutoModelForCausalLM.from_pretrained(out / "student").eval()
+    assert affinear.linearizing.report_of(student).choices.window == 4
+    tokens = torch.randint(0, 99, (2, 12))
+    trained = tasks.load_trained(out / "whole" / "last.safetensors").network
+    torch.testing.assert_close(student(tokens).logits, trained.model(tokens).logits, rtol=1e-4, atol=1e-4)
+    assert not any("low_rank" in name for name in student.state_dict())
+    again = CliRunner().invoke(build_app(), told)
+    assert again.exit_code == 0, again.output
+    assert "is there already" in again.output
+
+
+def test_layers_come_nearer_to_their_teacher(tiny: tuple[Any, str, Path]):
+    made, _, _ = tiny
+    path = Path(made.CHANGES["teacher"])
+    student = causal.made(causal.source_of(str(path)).config, 2**30)
+    chosen = tasks.find("distil_language").settings(stage="layers", feature_map="hedgehog", gain=True)
+    student_of(student.model, chosen)
+    let_learn(student, chosen)
+    lesson = Lesson(chosen, lambda: causal.teacher_of(path, torch.float32), torch.device("cpu"))
+    begin(student, lesson.teacher.state_dict(), "teacher")
+    learning = [(name, parameter) for name, parameter in student.named_parameters() if parameter.requires_grad]
+    assert all(".self_attn." in name for name, _ in learning)
+    optimizer = torch.optim.Adam([parameter for _, parameter in learning], lr=1e-2)
+    tokens = torch.randint(0, 99, (4, 16))
+    losses: list[float] = []
+    for _ in range(30):
+        loss = lesson.layers(student, lambda model: model(tokens))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.exhaustive
+def test_a_run_of_language_can_be_the_teacher(tiny: tuple[Any, str, Path], tmp_path: Path):
+    _, data, _ = tiny
+    plain = {
+        "batch_size": 4,
+        "context": 16,
+        "held_out": 3,
+        "steps": 1,
+        "workers": 0,
+        "test_rows": 4,
+        "tokenizer": "bytes",
+    }
+    args = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+    train(Run("llama_tiny", data, tmp_path / "teacher", tasks.recipe_for("language", "llama_tiny", **plain), args))
+    told = {**plain, "teacher": str(tmp_path / "teacher"), "tokenizer": "teacher", "keep_every": 2}
+    train(Run("llama", data, tmp_path / "student", tasks.recipe_for("distil_language", "llama", **told)))
+    network = tasks.load_trained(tmp_path / "student").network
+    assert len(affinear.linearizing.distil.swapped_layers(network)) == 1
+    assert next(
+        iter(tasks.find("distil_language").predict(tasks.load_trained(tmp_path / "student"), ["a"], SPEAK))
+    ).text
+
+
+SPEAK = tasks.find("distil_language").options(tokens=3)
+
+
+def test_a_student_says_what_its_teacher_says_where_its_window_holds_all(tiny: tuple[Any, str, Path]):
+    made, _, _ = tiny
+    teacher = causal.teacher_of(Path(made.CHANGES["teacher"]), torch.float32)
+    student = causal.made(causal.source_of(made.CHANGES["teacher"]).config, 2**30)
+    student_of(student.model, tasks.find("distil_language").settings(mechanism="none", window=16))
+    student.load_state_dict(teacher.state_dict(), strict=False)
+    tokens = torch.randint(0, 99, (2, 16))
+    with torch.no_grad():
+        hidden = teacher(tokens)
+        torch.testing.assert_close(student.eval()(tokens), hidden, rtol=1e-4, atol=1e-4)
+        head = teacher.model.get_output_embeddings().weight
+        like = causal.Taught(hidden, head, 1.0, 1.0, 0.0, 1.0)
+        assert float(student(tokens, tokens, like=like)) < 1e-5
+        assert float(student(tokens.flip(1), tokens, like=like)) > 1e-2
+
+
+def test_heads_that_are_more_than_a_matrix_and_teachers_that_are_none_are_told(
+    tiny: tuple[Any, str, Path], tmp_path: Path
+):
+    gpt = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=32)).eval()
+    causal.check_head(causal.Student(gpt))
+    scaled = causal.Student(gpt)
+    scaled.model.lm_head.register_forward_hook(lambda _, __, out: 30 * torch.tanh(out / 30) + 1)
+    with pytest.raises(ValueError, match="more than a matrix of its features"):
+        causal.check_head(scaled)
+    for teacher, said in ((None, "got none"), ("nowhere", "got no such: nowhere")):
+        with pytest.raises(ValueError, match=f"teacher: .*{said}"):
+            causal.source_of(teacher)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert_of_nobody"}))
+    with pytest.raises(ValueError, match="expected a causal language model of transformers, got 'bert_of_nobody'"):
+        causal.source_of(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with pytest.raises(ValueError, match="no weights as safetensors"):
+        causal.source_of(str(tmp_path))
