@@ -68,13 +68,12 @@ def seconds_of(path: str | Path) -> float:
     Raises:
         CorruptAudio: If it cannot be read.
     """
-    _check_file(path)
-    try:
-        with wave.open(str(path), "rb") as file:
-            return file.getnframes() / _rate(path, file.getframerate())
-    except (wave.Error, EOFError, OSError):
+    file = _open_wave(path)
+    if file is None:
         info = _with_soundfile(path, lambda soundfile: soundfile.info(str(path)))
         return info.frames / _rate(path, info.samplerate)
+    with file:
+        return file.getnframes() / _rate(path, file.getframerate())
 
 
 def open_audio(path: str | Path, begin: float = 0.0, end: float | None = None) -> tuple[int, Iterator[Samples]]:
@@ -83,10 +82,8 @@ def open_audio(path: str | Path, begin: float = 0.0, end: float | None = None) -
     Raises:
         CorruptAudio: If it cannot be read.
     """
-    _check_file(path)
-    try:
-        file = wave.open(str(path), "rb")  # noqa: SIM115  # the blocks close it
-    except (wave.Error, EOFError, OSError):
+    file = _open_wave(path)  # the blocks close it
+    if file is None:
         return _by_soundfile(path, begin, end)
     try:
         rate, width = _rate(path, file.getframerate()), file.getsampwidth()
@@ -96,6 +93,19 @@ def open_audio(path: str | Path, begin: float = 0.0, end: float | None = None) -
         file.close()
         raise
     return rate, _wave_blocks(file, path, round(begin * rate), None if end is None else round(end * rate))
+
+
+def _open_wave(path: str | Path) -> wave.Wave_read | None:
+    """A WAV file that Python can read, or None.
+
+    Raises:
+        CorruptAudio: If it is no regular file.
+    """
+    _check_file(path)
+    try:
+        return wave.open(str(path), "rb")
+    except (wave.Error, EOFError, OSError, RuntimeError):  # the last of chunks that reach beyond the file
+        return None
 
 
 def _check_file(path: str | Path) -> None:

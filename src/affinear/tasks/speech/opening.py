@@ -159,7 +159,7 @@ def _hold_out(rows: Sequence[Recording], root: Path) -> tuple[list[list[Recordin
     speakers = sorted({row.speaker for row in rows})
     by_speaker = len(speakers) > 2 and "" not in speakers
     names = [row.speaker if by_speaker else f"{os.path.basename(row.path)} {row.begin}" for row in rows]
-    order = sorted(set(names), key=lambda name: hashlib.blake2b(name.encode("utf-8", "surrogateescape")).digest())
+    order = sorted(set(names), key=lambda name: hashlib.blake2b(name.encode("utf-8", "surrogatepass")).digest())
     if len(order) < 2:
         raise ValueError(
             f"data: expected two recordings or more in {root}, as one in {HELD_OUT} is held out, got {len(order)}"

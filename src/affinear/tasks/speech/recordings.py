@@ -121,16 +121,18 @@ def fingerprint(root: Path, halves: Sequence[Sequence[Recording]]) -> str:
             if row.path not in known:
                 known[row.path] = _look(row.path)
             said = f"\n{os.path.relpath(row.path, root)} {row.begin} {row.end} {row.speaker} {row.text} "
-            digest.update(said.encode("utf-8", "surrogateescape") + known[row.path])
+            digest.update(said.encode("utf-8", "surrogatepass") + known[row.path])
         digest.update(b"\n\n")
     return digest.hexdigest()
 
 
 def _look(path: str) -> bytes:
     try:
+        if not os.path.isfile(path):  # a pipe would never end
+            return b"no file"
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TAIL))
             return f"{size} ".encode() + file.read()
-    except OSError:
+    except (OSError, ValueError):  # the latter of names that no file can have
         return b"cannot be read"
