@@ -1,10 +1,12 @@
 """The evidence of detection: nuclei and blood cells from random weights, on one GPU, within a given time.
 
     PYTHONPATH=src python scripts/evidence_detect.py --data DATA --out detect --minutes 7
+    PYTHONPATH=src python scripts/evidence_detect.py --data DATA --out detect --part page --page results/detection
 
 trains every cell that is not there yet, several at a time on one GPU, the first seed of all before the second of any,
 and writes `cells/NAME.json` as each is done; when the time is over nothing new is begun, and the same command goes on.
-`--part table` prints what came out. It needs torch, torchvision, timm, accelerate, safetensors and numpy.
+`--part table` prints what came out, `--part page` writes the page about it. `--steps 2 --limit 2 --only nuclei` is a
+trial. It needs torch, torchvision, timm, accelerate, safetensors and numpy.
 
 Nuclei: crops of 256 x 256 at their own scale, so that no batch has padding, Mask R-CNN and Cascade Mask R-CNN, judged
 on whole images of the validation half with at most 400 detections an image. Blood cells: RetinaNet on whole images,
@@ -17,26 +19,26 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from claiming import attempt, claimed, lead
+from detection_page import written
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from affinear.models.detectors import Detector, DetectorSettings
-from affinear.tasks.detect.coco import Half
+from affinear.tasks.detect.coco import Coco, Half
 from affinear.tasks.detect.finding import found_of
 from affinear.tasks.detect.opening import Reading, open_coco
-from affinear.tasks.detect.precision import match, summarize
+from affinear.tasks.detect.precision import Truth, match, summarize
 
 ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "mavit_tiny": ("mavit_tiny", {}),
@@ -99,10 +101,10 @@ PLANS = {
         "nuclei",
         ("mask_rcnn", "cascade_mask_rcnn"),
         tuple(ARMS),
-        {"anchor_sizes": SMALL_ANCHORS, "rois": 256, "proposals": (1000, 1000)},
+        {"anchor_sizes": SMALL_ANCHORS, "rois": 128, "proposals": (1000, 1000)},
         (256, 256),
         16,
-        400,
+        200,
         8e-4,
         400,
         "val",
@@ -164,63 +166,131 @@ def prepare(plan: Plan, folder: Path, cache: Path) -> None:
     print(f"{plan.data}: {len(train)} images to learn from, decoded in {time.monotonic() - begun:.0f} s", flush=True)
 
 
-def cut(row: dict[str, Tensor], plan: Plan, random: np.random.Generator) -> tuple[Tensor, dict[str, Tensor]]:
-    """A crop of an image, mirrored, its light changed; or the whole image, zoomed into."""
-    image, boxes = row["image"], row["boxes"]
+@dataclass(frozen=True)
+class Cut:
+    """A crop of an image, as it lies in memory.
+
+    Attributes:
+        image: (3, h, w), bytes.
+        size: Height and width it is brought to.
+        boxes: (N, 4), in that size.
+        labels: (N,).
+        numbers: (h, w), the object of each pixel; None where there are no masks.
+        ids: (N,), the number of each object there.
+        gain: (3, 1, 1), what each colour is multiplied with.
+        shift: What is added to all.
+    """
+
+    image: NDArray[np.uint8]
+    size: tuple[int, int]
+    boxes: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    numbers: NDArray[np.int16] | None
+    ids: NDArray[np.int64]
+    gain: NDArray[np.float64]
+    shift: float
+
+
+def cut(row: dict[str, Tensor], plan: Plan, random: np.random.Generator) -> Cut:
+    """A crop of an image, mirrored, its light to be changed; or the whole image, to be zoomed into."""
+    image, boxes, labels = row["image"].numpy(), row["boxes"].numpy(), row["labels"].numpy()
     height, width = image.shape[-2:]
     zoom = 1.0 if plan.crop is not None else float(random.uniform(0.6, 1.0))
     rows, columns = plan.crop or (round(height * zoom), round(width * zoom))
     top, left = int(random.integers(height - rows + 1)), int(random.integers(width - columns + 1))
-    numbers = row.get("numbers")
-    image = image[:, top : top + rows, left : left + columns].float() / 255
-    boxes = (boxes - boxes.new_tensor((left, top, left, top))).clamp(min=0)
-    boxes = torch.minimum(boxes, boxes.new_tensor((columns, rows, columns, rows)))
-    inside = (boxes[:, 2:] - boxes[:, :2]).amin(1) >= 2
-    if plan.crop is None:
-        image = F.interpolate(image[None], size=(height, width), mode="bilinear", antialias=True)[0]
-        boxes = boxes * boxes.new_tensor((width / columns, height / rows, width / columns, height / rows))
-    gain = torch.tensor(random.uniform(0.8, 1.25, (3, 1, 1)), device=image.device, dtype=image.dtype)
-    image = (image * gain + float(random.uniform(-0.1, 0.1))).clamp(0, 1)
-    masks = None
-    if numbers is not None:
-        part = numbers[top : top + rows, left : left + columns]
-        ids = torch.arange(1, len(boxes) + 1, device=part.device, dtype=part.dtype)[inside]
-        masks = (part == ids[:, None, None]).to(torch.uint8)
-    boxes, labels = boxes[inside], row["labels"][inside]
-    for axis in (1, 2):
+    image = image[:, top : top + rows, left : left + columns]
+    corner, rims = (np.array(pair * 2, np.float32) for pair in ((left, top), (columns, rows)))
+    boxes = np.clip(boxes - corner, 0, rims)
+    inside, numbers = (boxes[:, 2:] - boxes[:, :2]).min(axis=1, initial=np.inf) >= 2, None
+    if "numbers" in row:
+        numbers = row["numbers"].numpy()[top : top + rows, left : left + columns]
+        # A box may reach into the crop where its object does not.
+        inside &= np.bincount(numbers.ravel(), minlength=len(boxes) + 1)[1 : len(boxes) + 1] > 0
+    size = (rows, columns) if plan.crop is not None else (height, width)
+    boxes = boxes * np.array((size[1] / columns, size[0] / rows) * 2, np.float32)
+    for axis in (0, 1):
         if random.random() < 0.5:
-            side = image.shape[axis]
-            image = image.flip(axis)
-            low, high = (1, 3) if axis == 1 else (0, 2)
-            boxes = boxes.clone()
-            boxes[:, low], boxes[:, high] = side - boxes[:, high].clone(), side - boxes[:, low].clone()
-            masks = None if masks is None else masks.flip(axis)
-    target = {"boxes": boxes, "labels": labels}
-    if masks is not None:
-        seen = masks.bool().flatten(1).any(1)  # a box may reach into the crop where its object does not
-        target = {"boxes": boxes[seen], "labels": labels[seen], "masks": masks[seen]}
-    return image, target
+            image = np.flip(image, axis + 1)
+            numbers = None if numbers is None else np.flip(numbers, axis)
+            low, high = (1, 3) if axis == 0 else (0, 2)
+            boxes[:, low], boxes[:, high] = size[axis] - boxes[:, high], size[axis] - boxes[:, low]
+    gain = random.uniform(0.8, 1.25, (3, 1, 1))
+    ids = np.flatnonzero(inside)
+    return Cut(image, size, boxes[ids], labels[ids], numbers, ids + 1, gain, float(random.uniform(-0.1, 0.1)))
+
+
+def shown(cuts: Sequence[Cut], device: torch.device) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+    """Images and targets of a step, brought to the device in few pieces."""
+    if all(one.image.shape[1:] == one.size for one in cuts):
+        pixels = torch.from_numpy(np.stack([one.image for one in cuts])).to(device) / 255
+    else:
+        pixels = torch.stack([enlarged(one, device) for one in cuts])
+    gain = torch.from_numpy(np.stack([one.gain for one in cuts])).to(device, torch.float32)
+    shift = torch.tensor([one.shift for one in cuts], device=device)[:, None, None, None]
+    images = list((pixels * gain + shift).clamp_(0, 1).unbind())
+    counts = [len(one.boxes) for one in cuts]
+    boxes = torch.from_numpy(np.concatenate([one.boxes for one in cuts])).to(device).split(counts)
+    labels = torch.from_numpy(np.concatenate([one.labels for one in cuts])).to(device).split(counts)
+    targets = [{"boxes": box, "labels": label} for box, label in zip(boxes, labels, strict=True)]
+    if cuts[0].numbers is not None:
+        numbers = torch.from_numpy(np.stack([one.numbers for one in cuts if one.numbers is not None])).to(device)
+        ids = torch.from_numpy(np.concatenate([one.ids for one in cuts])).to(device, numbers.dtype).split(counts)
+        for target, map_, number in zip(targets, numbers, ids, strict=True):
+            target["masks"] = (map_ == number[:, None, None]).to(torch.uint8)
+    return images, targets
+
+
+def enlarged(one: Cut, device: torch.device) -> Tensor:
+    """A crop (3, H, W) brought to its size."""
+    pixels = torch.from_numpy(np.ascontiguousarray(one.image)).to(device)[None] / 255
+    return F.interpolate(pixels, size=one.size, mode="bilinear", antialias=True)[0]
 
 
 # ------------------------------------------------------------------------------------------------ one cell
 
 
-def run(cell: Cell, plan: Plan, given: argparse.Namespace) -> None:
+def work(given: argparse.Namespace, plans: dict[str, Plan]) -> None:
+    """Be one of several processes: do cells until none is left or the time is over."""
+    torch.backends.cudnn.benchmark = False  # the number of regions is another at every step
+    torch.set_num_threads(1)
+    held = {name: torch.load(given.out / f"{name}.pt", weights_only=True, mmap=True) for name in plans}
+    rows = {name: [dict(row) for row in kept["train"]] for name, kept in held.items()}
+    judged = {
+        name: Judged(open_coco(str(given.data / plan.data), test_split=plan.judged)) for name, plan in plans.items()
+    }
+    every = {cell.name: cell for cell in cells(list(plans), given.seeds)}
+    files = files_of(given.out, every)
+    for name in claimed(files, given.until):
+        plan = every[name].plan
+        attempt(
+            lambda cell=every[name], plan=plan: run(
+                cell, plans[plan], rows[plan], len(held[plan]["names"]), judged[plan], files[cell.name], given.limit
+            ),
+            files[name],
+        )
+
+
+def run(
+    cell: Cell,
+    plan: Plan,
+    rows: list[dict[str, Tensor]],
+    classes: int,
+    judged: Judged,
+    file: Path,
+    limit: int | None,
+) -> None:
     """Train and judge a cell, and write its file."""
-    out = given.out / "cells"
     begun = time.monotonic()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.backends.cudnn.benchmark = False  # the number of regions is another at every step
-    torch.set_num_threads(2)
-    kept = torch.load(given.out / f"{cell.plan}.pt", weights_only=True, mmap=True)
-    rows = [{name: tensor.to(device) for name, tensor in row.items()} for row in kept["train"]]
     torch.manual_seed(cell.seed)
     name, model_args = ARMS[cell.arm]
     made: dict[str, Any] = {**plan.settings, "kind": cell.kind, "min_size": 0, "detections": plan.cap}
-    network = Detector(name, len(kept["names"]), DetectorSettings(**made), {**model_args, "drop_path_rate": 0.1})
-    network.to(device).train()
+    network = Detector(name, classes, DetectorSettings(**made), {**model_args, "drop_path_rate": 0.1})
+    network.to(device, memory_format=torch.channels_last).train()  # pyright: ignore[reportCallIssue]
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     told = learn(network, rows, plan, cell.seed, device)
-    told |= judge(network, plan, given.data, device, given.limit)
+    told |= judge(network, plan, judged, device, limit)
     told |= {
         "cell": asdict(cell),
         "parameters": sum(one.numel() for one in network.parameters()),
@@ -228,9 +298,9 @@ def run(cell: Cell, plan: Plan, given: argparse.Namespace) -> None:
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "plan": asdict(plan),
     }
-    partial = out / f"{cell.name}.part"
+    partial = file.with_suffix(".part")
     partial.write_text(json.dumps(told, indent=1))
-    partial.rename(out / f"{cell.name}.json")
+    partial.rename(file)
 
 
 def learn(
@@ -251,12 +321,12 @@ def learn(
         while len(order) < plan.batch:
             order += random.permutation(len(rows)).tolist()
         picked, order = order[: plan.batch], order[plan.batch :]
-        images, targets = zip(*(cut(rows[i], plan, random) for i in picked), strict=True)
+        images, targets = shown([cut(rows[i], plan, random) for i in picked], device)
         share = min((step + 1) / warm, 0.5 * (1 + math.cos(math.pi * max(step - warm, 0) / max(plan.steps - warm, 1))))
         for group in optimizer.param_groups:
             group["lr"] = plan.lr * share
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = torch.stack([one.float() for one in network(list(images), list(targets)).values()]).sum()
+            loss = torch.stack([one.float() for one in network(images, targets).values()]).sum()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0, foreach=True)
@@ -278,32 +348,52 @@ def learn(
     return {"losses": losses, "step_s": rate, "train_s": took - begun, "peak_gib": peak}
 
 
+class Judged:
+    """The half that is judged by; what it shows is read once for all cells of a process."""
+
+    def __init__(self, data: Coco) -> None:
+        self.half, self.classes = data.test, len(data.class_names)
+        self._kept: dict[tuple[int, bool], tuple[Tensor, Truth]] = {}
+
+    def __call__(self, number: int, masks: bool) -> tuple[Tensor, Truth]:
+        """Pixels (3, H, W) of an image, and what it shows."""
+        if (number, masks) not in self._kept:
+            pixels = np.ascontiguousarray(np.asarray(self.half[number][0]).transpose(2, 0, 1))
+            truth = self.half.objects[number].truth(self.half.sizes[number], masks)
+            self._kept[number, masks] = torch.from_numpy(pixels), truth
+        return self._kept[number, masks]
+
+    def batches(self, limit: int | None) -> Iterator[list[int]]:
+        """Images of one size at a time, so that none is padded."""
+        groups: dict[tuple[int, int], list[int]] = {}
+        for number, size in enumerate(self.half.sizes[:limit]):
+            groups.setdefault(size, []).append(number)
+        for size, members in groups.items():
+            at_once = max(1, 2**20 // (size[0] * size[1]))
+            yield from (members[first : first + at_once] for first in range(0, len(members), at_once))
+
+
 @torch.no_grad()
-def judge(network: Detector, plan: Plan, folder: Path, device: torch.device, limit: int | None) -> dict[str, Any]:
-    """Average precision on whole images of the split, images of one size at a time so that none is padded."""
-    begun = time.monotonic()
-    data = open_coco(str(folder / plan.data), test_split=plan.judged)
-    half, masks = data.test, network.settings.masks
-    groups: dict[tuple[int, int], list[int]] = {}
-    for i, size in enumerate(half.sizes[:limit]):
-        groups.setdefault(size, []).append(i)
+def judge(network: Detector, plan: Plan, judged: Judged, device: torch.device, limit: int | None) -> dict[str, Any]:
+    """Average precision on whole images of the split."""
+    begun, masks = time.monotonic(), network.settings.masks
     kinds: Sequence[Any] = ("box", "mask") if masks else ("box",)
     matches: dict[str, list[Any]] = {kind: [] for kind in kinds}
+    count, asked = 0, 0.0
     network.eval()
-    for size, members in groups.items():
-        at_once = max(1, 2**20 // (size[0] * size[1]))
-        for first in range(0, len(members), at_once):
-            some = members[first : first + at_once]
-            images = [torch.from_numpy(np.asarray(half[i][0]).transpose(2, 0, 1).copy()).to(device) for i in some]
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                told = network(images)
-            for i, one in zip(some, told, strict=True):
-                truth, found = half.objects[i].truth(size, masks), found_of(one, size)
-                for kind in kinds:
-                    matches[kind] += match(i, truth, found, kind, plan.cap)
-    out: dict[str, Any] = {"eval_s": time.monotonic() - begun, "images": sum(map(len, groups.values()))}
+    for some in judged.batches(limit):
+        images = [judged(number, masks)[0].to(device) for number in some]
+        before = time.monotonic()
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            told = [{name: tensor.float().cpu() for name, tensor in one.items()} for one in network(images)]
+        asked += time.monotonic() - before
+        for number, one in zip(some, told, strict=True):
+            found, count = found_of(one, judged.half.sizes[number]), count + 1
+            for kind in kinds:
+                matches[kind] += match(number, judged(number, masks)[1], found, kind, plan.cap)
+    out: dict[str, Any] = {"eval_s": time.monotonic() - begun, "network_s": asked, "images": count}
     for kind in kinds:
-        score = asdict(summarize(matches[kind], len(data.class_names), plan.cap))
+        score = asdict(summarize(matches[kind], judged.classes, plan.cap))
         out[kind] = {name: value for name, value in score.items() if value == value}
     return out
 
@@ -322,43 +412,27 @@ def cells(plans: Sequence[str], seeds: int) -> list[Cell]:
     ]
 
 
+def files_of(out: Path, names: Sequence[str] | dict[str, Cell]) -> dict[str, Path]:
+    """Where each cell's result is."""
+    return {name: out / "cells" / f"{name}.json" for name in names}
+
+
 def train_all(given: argparse.Namespace, plans: dict[str, Plan]) -> None:
-    """Start processes, so many at a time, until all is done or the time is over."""
-    folder = given.out / "cells"
-    folder.mkdir(parents=True, exist_ok=True)
+    """Let processes do all that is left, until the time is over."""
+    until = time.time() + 60 * given.minutes
     for name, plan in plans.items():
         prepare(plan, given.data, given.out / f"{name}.pt")
-    left = [cell for cell in cells(list(plans), given.seeds) if not (folder / f"{cell.name}.json").is_file()]
-    print(f"{len(left)} cells to train, {given.parallel} at a time", flush=True)
-    begun, running = time.monotonic(), dict[Cell, subprocess.Popen[bytes]]()
-    total, done, failed = len(left), 0, list[str]()
-    while left or running:
-        late = time.monotonic() - begun > 60 * given.minutes
-        while left and len(running) < given.parallel and not late:
-            cell = left.pop(0)
-            command = [sys.executable, __file__, *sys.argv[1:], "--cell", cell.name]
-            log = (folder / f"{cell.name}.log").open("wb")
-            running[cell] = subprocess.Popen(
-                command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "2"}
-            )
-        if late and left:
-            print(f"the time is over; {len(left)} cells are left for another call", flush=True)
-            left = []
-        for cell, process in list(running.items()):
-            if process.poll() is None:
-                continue
-            del running[cell]
-            done += 1
-            passed = time.monotonic() - begun
-            text = f"{done}/{total} after {passed:.0f} s, about {passed / done * (total - done):.0f} s to go:"
-            if process.returncode:
-                failed.append(cell.name)
-                print(text, cell.name, f"FAILED, see {folder / cell.name}.log", flush=True)
-            else:
-                print(text, line(json.loads((folder / f"{cell.name}.json").read_text())), flush=True)
-        time.sleep(0.2)
-    if failed:
-        print(f"{len(failed)} cells failed: {', '.join(failed)}", flush=True)
+    files = files_of(given.out, [cell.name for cell in cells(list(plans), given.seeds)])
+    command = [__file__, "--data", str(given.data), "--out", str(given.out), "--only", given.only]
+    command += ["--seeds", str(given.seeds), "--part", "worker", "--until", str(until)]
+    for name in ("steps", "batch", "limit"):
+        if getattr(given, name) is not None:
+            command += [f"--{name}", str(getattr(given, name))]
+    left = lead(
+        command, files, given.parallel, until, lambda name: line(json.loads(files[name].read_text())), stop=False
+    )
+    if left:
+        print(f"{len(left)} cells are left: {', '.join(left)}", flush=True)
 
 
 def line(told: dict[str, Any]) -> str:
@@ -401,26 +475,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="the folder of nuclei/ and bccd/")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--part", choices=("train", "table"), default="train")
+    parser.add_argument("--part", choices=("train", "table", "page", "worker"), default="train")
+    parser.add_argument("--page", type=Path, help="with --part page: folder of README.md and cells.json")
     parser.add_argument("--only", default="bccd,nuclei")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--parallel", type=int, default=7)
+    parser.add_argument("--parallel", type=int, default=7, help="processes, each of which does cell after cell")
     parser.add_argument("--minutes", type=float, default=7, help="after which nothing new is begun")
+    parser.add_argument("--until", type=float, default=math.inf, help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, help="instead of each plan's own; 2 for a trial")
     parser.add_argument("--batch", type=int, help="instead of each plan's own")
     parser.add_argument("--limit", type=int, help="images that are judged at most, for a trial")
-    parser.add_argument("--cell", help="one cell, in this process")
     given = parser.parse_args()
     changes = {name: getattr(given, name) for name in ("steps", "batch") if getattr(given, name) is not None}
     plans = {name: Plan(**{**asdict(PLANS[name]), **changes}) for name in given.only.split(",")}
     given.out.mkdir(parents=True, exist_ok=True)
-    if given.cell is not None:
-        cell = next(one for one in cells(list(plans), given.seeds) if one.name == given.cell)
-        run(cell, plans[cell.plan], given)
-    elif given.part == "train":
-        train_all(given, plans)
-        table(given.out)
+    if given.part == "worker":
+        work(given, plans)
+    elif given.part == "page":
+        if given.page is None:
+            raise SystemExit("--page: expected a folder for the page, got none")
+        done = [json.loads(file.read_text()) for file in sorted((given.out / "cells").glob("*.json"))]
+        print(written(given.page, done))
     else:
+        if given.part == "train":
+            train_all(given, plans)
         table(given.out)
 
 

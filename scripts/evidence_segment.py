@@ -4,25 +4,28 @@
     PYTHONPATH=src python scripts/evidence_segment.py alone --output evidence
     PYTHONPATH=src python scripts/evidence_segment.py upernet --output evidence
     PYTHONPATH=src python scripts/evidence_segment.py growth --output evidence
+    PYTHONPATH=src python scripts/evidence_segment.py page --output evidence --page results/segmentation
 
-`camvid` trains every arm with every seed that is not trained yet by the small recipe, several processes at a time, all
-by the same settings, and judges them on the test photos. It writes `camvid.json` after each. When the time is over it
-stops; the same command goes on where each run was. `alone` measures each arm by itself: images per second and memory
-of a training step, parameters and multiply-adds. `upernet` does so for UperNet at 512 x 2048, two images at a time.
-`growth` takes one image through forward and backward of a backbone, from 512 x 512 up to 4096 x 4096.
+`camvid` trains every arm with every seed that is not trained yet by the small recipe, several processes at a time, each
+of which does run after run, all by the same settings, and judges them on the test photos: all arms with the first seed,
+then with the next. It writes `camvid.json` after each. When the time is over it stops; the same command goes on where
+each run was. `--split validation` judges by the other half, for choosing a recipe; `--steps 2 --parallel 1` is a trial.
+`alone` measures each arm by itself: images per second and memory of a training step, parameters and multiply-adds.
+`upernet` does so for UperNet at 512 x 2048, two images at a time. `growth` takes one image through forward and backward
+of a backbone, from 512 x 512 up to 4096 x 4096. All write after every row. `page` writes the page about all of it.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
+import math
 import os
 import shutil
-import signal
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -31,6 +34,8 @@ from typing import Any
 
 import timm
 import torch
+from claiming import attempt, claimed, lead
+from segmentation_page import written
 from timm.optim import create_optimizer_v2
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -38,8 +43,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from affinear import tasks
 from affinear.models.catalogue import count_macs
 from affinear.models.heads import Segmenter
-from affinear.tasks.segment.work import pixel_loss
-from affinear.train import Recipe, Run, train
+from affinear.tasks.segment.drawing import map_file
+from affinear.tasks.segment.looking import labels_of
+from affinear.tasks.segment.opening import open_scenes
+from affinear.tasks.segment.pairs import Scenes
+from affinear.tasks.segment.samples import as_bytes
+from affinear.tasks.segment.work import Normalize, look_of, pixel_loss
+from affinear.train import Interrupted, Recipe, Run, train
 from affinear.train.settings import parse_size
 from affinear.train.spelling import parse
 
@@ -55,12 +65,13 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "around mala": (LINEAR, {"mechanism": "mala"}),
 }
 USUAL = tuple(ARMS)[:7]
-CROP, BATCH, CLASSES = (352, 352), 16, 11
+CROP, BATCH, CLASSES = (320, 320), 16, 11  # a crop that photos of 360 x 480 fill at every zoom
+SHOWN = ("mavit_tiny", 0)  # the run whose maps are kept
+PHOTOS = 6  # how many of them, evenly among the test photos
 UPERNETS = {"mavit_small_linear": {}, "mavit_small": {}, "swin_small_patch4_window7_224": {}}
 WIDE, WIDE_BATCH, WIDE_CLASSES = (512, 2048), 2, 150
 GROWING = (512, 768, 1024, 1536, 2048, 3072, 4096)  # pixels a side
 PATIENCE = 4.0  # seconds that a pass may take before larger images are left out
-GUESS = 1000  # training images per second of all processes together, before anything is measured
 
 
 @dataclass(frozen=True)
@@ -80,7 +91,7 @@ class Cell:
     @property
     def result(self) -> Path:
         """The file that is there when it is done."""
-        return self.folder / "result.json"
+        return self.folder.with_name(f"{self.folder.name}.json")
 
 
 def main() -> int:
@@ -89,90 +100,74 @@ def main() -> int:
     given.output.mkdir(parents=True, exist_ok=True)
     if given.what == "camvid":
         return camvid(given)
-    if given.what == "cell":
-        cell(given)
+    if given.what == "worker":
+        work(given)
         return 0
-    rows: list[dict[str, Any]] = []
+    if given.what == "page":
+        print(written(given.page or given.output, given.output))
+        return 0
+    rows: dict[tuple[str, int | None], dict[str, Any]] = {}
     for row in {"alone": alone, "upernet": upernet, "growth": growth}[given.what](given):
-        rows.append(row)
-        keep(given.output / f"{given.what}.json", {"machine": machine(), "rows": rows})
+        rows[row["name"], row.get("side")] = row  # of more turns than before, where it was there
+        keep(given.output / f"{given.what}.json", {"machine": machine(), "rows": list(rows.values())})
     return 0
 
 
-def camvid(given: argparse.Namespace) -> int:
-    """Train what is left of all arms and seeds, and tell what came out so far."""
+def cells_of(given: argparse.Namespace) -> dict[str, Cell]:
+    """All runs by name, the first seed of every arm before the second of any."""
     arms = [name.strip() for name in given.arms.split(",")] if given.arms else list(USUAL)
     unknown = [name for name in arms if name not in ARMS]
     if unknown:
         raise ValueError(f"--arms: expected some of {', '.join(ARMS)}, got {unknown[0]!r}")
-    seeds = [int(seed) for seed in given.seeds.split(",")]
-    folders = {arm: given.output / "camvid" / arm.replace(" ", "_") for arm in arms}
-    cells = [Cell(arm, seed, Path(f"{folders[arm]}-{seed}")) for seed in seeds for arm in arms]
-    left = [one for one in cells if not one.result.is_file()]
-    images = len(left) * given.steps * BATCH
-    print(
-        f"{len(left)} of {len(cells)} cells are left, {given.steps} steps each: about {images / GUESS / 60 + 1:.0f} "
-        f"minutes at {GUESS} images/s over {given.parallel} processes",
-        flush=True,
-    )
-    began = time.monotonic()
-    with sharing(given.mps, given.output):
-        work_off(given, cells, began + 60 * given.minutes)
-    table = tell(cells, given)
-    print(table)
-    print(f"{time.monotonic() - began:.0f} s")
-    return int(any(not one.result.is_file() for one in cells))
+    folder = given.output / ("camvid" if given.split == "test" else f"camvid-{given.split}")
+    named = [(f"{arm.replace(' ', '_')}-{seed}", arm, int(seed)) for seed in given.seeds.split(",") for arm in arms]
+    return {name: Cell(arm, seed, folder / name) for name, arm, seed in named}
 
 
-def work_off(given: argparse.Namespace, cells: Sequence[Cell], deadline: float) -> None:
-    """Run cells, so many at a time, until all are done or the time is over; what is not done can go on later."""
-    waiting = [one for one in cells if not one.result.is_file()]
-    running, began = dict[Cell, subprocess.Popen[bytes]](), time.monotonic()
-    try:
-        while (waiting or running) and time.monotonic() < deadline:
-            while waiting and len(running) < given.parallel:
-                one = waiting.pop(0)
-                running[one] = start(given, one)
-            time.sleep(0.5)
-            for one, process in list(running.items()):
-                if process.poll() is not None:
-                    del running[one]
-                    print(f"{time.monotonic() - began:4.0f} s  {told(one)}", flush=True)
-                    tell(cells, given)
-    finally:
-        for process in running.values():
-            process.send_signal(signal.SIGTERM)  # the run saves itself
-        for process in running.values():
-            try:
-                process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-
-def start(given: argparse.Namespace, one: Cell) -> subprocess.Popen[bytes]:
-    """A process that trains one cell; what it says goes into a file beside its folder."""
-    one.folder.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, __file__, "cell", "--data", given.data, "--output", str(one.folder), "--arms", one.arm]
-    command += ["--seeds", str(one.seed), "--steps", str(given.steps), "--workers", str(given.workers)]
+def camvid(given: argparse.Namespace) -> int:
+    """Train what is left of all arms and seeds, and tell what came out so far."""
+    cells = cells_of(given)
+    began, until = time.monotonic(), time.time() + 60 * given.minutes
+    command = [__file__, "worker", "--data", given.data, "--output", str(given.output), "--seeds", given.seeds]
+    command += ["--steps", str(given.steps), "--workers", str(given.workers), "--split", given.split]
+    command += ["--until", str(until)]
+    command += ["--arms", given.arms] if given.arms else []
     for change in given.set or []:
         command += ["--set", change]
-    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    with open(f"{one.folder}.txt", "ab") as log:
-        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **threads})
+
+    def tell_one(name: str) -> str:
+        tell(list(cells.values()), given)
+        return told(cells[name])
+
+    files = {name: one.folder.with_name(f"{name}.json") for name, one in cells.items()}
+    with sharing(given.mps, given.output):
+        left = lead(command, files, given.parallel, until, tell_one, stop=True)
+    print(tell(list(cells.values()), given))
+    print(f"{time.monotonic() - began:.0f} s; {len(left)} left")
+    return int(bool(left))
 
 
-def cell(given: argparse.Namespace) -> None:
+def work(given: argparse.Namespace) -> None:
+    """Be one of several processes: do runs until none is left or the time is over."""
+    torch.set_num_threads(1)
+    cells = cells_of(given)
+    files = {name: one.folder.with_name(f"{name}.json") for name, one in cells.items()}
+    for name in claimed(files, given.until):
+        attempt(lambda one=cells[name]: cell(given, one), files[name])
+
+
+def cell(given: argparse.Namespace, one: Cell) -> None:
     """Train one arm with one seed, judge it, and write what came out."""
-    model, args = ARMS[given.arms]
+    model, args = ARMS[one.arm]
     changes: dict[str, Any] = {
         "steps": given.steps,
         "eval_steps": given.steps,
-        "save_every": max(1, given.steps // 4),
-        "seed": int(given.seeds),
+        "save_every": 0,  # what is stopped saves itself
+        "seed": one.seed,
         "workers": given.workers,
         "batch_size": BATCH,
         "crop": CROP,
-        "test_split": "test",
+        "test_split": given.split,
         "test_batch": 16,
         "memory": True,
         "compile": False,
@@ -180,14 +175,19 @@ def cell(given: argparse.Namespace) -> None:
     }
     changes |= parse(given.set or [], Recipe, tasks.find("segment").settings)
     setup = tasks.recipe_for("segment", model, "small", **changes)
-    data = setup.task.open(given.data, setup.settings)
+    data = opened(given.data, given.split)
     began = time.monotonic()
-    result = train(Run(model, given.data, given.output, setup, args), data=data)
-    last = result.records[-1]
+    try:
+        result = train(Run(model, given.data, one.folder, setup, args), data=data)
+    except Interrupted:  # it goes on where it was, by the same command
+        raise SystemExit(0) from None
+    last, trained_in = result.records[-1], time.monotonic() - began
     score = tasks.evaluate(result.weights, data)
+    if (one.arm, one.seed) == SHOWN:
+        show(result.weights, data, one.folder.with_name("maps"))
     found = {
-        "arm": given.arms,
-        "seed": int(given.seeds),
+        "arm": one.arm,
+        "seed": one.seed,
         "last": last.test,
         "averaged": last.averaged,
         "classes": {part.name: part.numbers["miou"] for part in score.parts},
@@ -196,19 +196,44 @@ def cell(given: argparse.Namespace) -> None:
         "images_per_second": result.per_second,
         "peak_memory": result.peak_memory,
         "seconds": time.monotonic() - began,
+        "train_seconds": trained_in,
         "steps": given.steps,
+        "split": given.split,
         "recipe": setup.recipe.as_dict(),
         "settings": setup.settings.as_dict(),
     }
-    keep(given.output / "result.json", found)
+    keep(one.folder.with_name(f"{one.folder.name}.json"), found)
+    shutil.rmtree(one.folder)  # hundreds of megabytes that nobody needs any more
+
+
+@functools.cache
+def opened(folder: str, split: str) -> Scenes:
+    """The photos, decoded once for all runs of a process."""
+    return open_scenes(folder, zero_is_class=False, test_split=split, memory=True)
+
+
+def show(weights: Path, data: Scenes, folder: Path) -> None:
+    """Write the maps of some test photos that a run found, in the data set's own numbers, each beside its name."""
+    trained = tasks.load_trained(weights)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    normalize, network = Normalize(trained.job.settings, device), trained.network.to(device).eval()
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(0, len(data.test), max(1, len(data.test) // PHOTOS)):
+        photo, truth = data.test[number]
+        with torch.no_grad():
+            images = normalize(as_bytes(photo, None, None).to(device))[None]
+            found = labels_of(network, images, look_of(trained.job.settings), (truth.shape[0], truth.shape[1]))[0]
+        name = Path(data.test.path(number)).stem
+        (folder / f"{name}.png").write_bytes(map_file(found.short().cpu().numpy(), data.test.numbers))
 
 
 def told(one: Cell) -> str:
-    """A line about a cell that has ended."""
-    if not one.result.is_file():
-        return f"{one.arm}, seed {one.seed}: failed; {one.folder}.txt says why"
+    """A line about a run that is done."""
     found = json.loads(one.result.read_text())
-    return f"{one.arm}, seed {one.seed}: mIoU {miou(found):.1%} after {found['seconds']:.0f} s"
+    return (
+        f"{one.arm}, seed {one.seed}: mIoU {miou(found):.1%}, {found['seconds']:.0f} s in all, "
+        f"{found['train_seconds']:.0f} s of training, {found['images_per_second']:.0f} images/s"
+    )
 
 
 def miou(found: Mapping[str, Any]) -> float:
@@ -219,7 +244,8 @@ def miou(found: Mapping[str, Any]) -> float:
 def tell(cells: Sequence[Cell], given: argparse.Namespace) -> str:
     """Write all that is done as JSON, and give it as a table."""
     done = [json.loads(one.result.read_text()) for one in cells if one.result.is_file()]
-    keep(given.output / "camvid.json", {"machine": machine(), "parallel": given.parallel, "cells": done})
+    name = "camvid" if given.split == "test" else f"camvid-{given.split}"
+    keep(given.output / f"{name}.json", {"machine": machine(), "parallel": given.parallel, "cells": done})
     lines = ["| arm | seeds | mIoU, mean | lowest to highest | aAcc | parameters | images/s, shared | GB |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
     for arm in dict.fromkeys(found["arm"] for found in done):
@@ -254,14 +280,14 @@ class sharing:  # read as a word after "with"
             subprocess.run([self.control], input=b"quit\n", check=False)
 
 
-def alone(given: argparse.Namespace) -> list[dict[str, Any]]:
+def alone(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Each arm by itself: a training step of the size that `camvid` has."""
     chosen = {arm: ARMS[arm] for arm in USUAL}
     networks = {arm: (model, "semantic_fpn", args) for arm, (model, args) in chosen.items()}
     return measured(given, networks, given.size or CROP, given.batch or BATCH, CLASSES)
 
 
-def upernet(given: argparse.Namespace) -> list[dict[str, Any]]:
+def upernet(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """UperNet at 512 x 2048."""
     networks: dict[str, tuple[str, str, dict[str, Any]]] = {
         name: (name, "upernet", args) for name, args in UPERNETS.items()
@@ -329,8 +355,8 @@ def measured(
     size: tuple[int, int],
     batch: int,
     classes: int,
-) -> list[dict[str, Any]]:
-    """Images per second, in turns, and peak memory of training steps, each network by itself on the GPU."""
+) -> Iterator[dict[str, Any]]:
+    """Images per second, in turns, and peak memory of training steps, each network by itself; told after each turn."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rows: dict[str, dict[str, Any]] = {}
     speeds: dict[str, list[float]] = {name: [] for name in networks}
@@ -355,15 +381,15 @@ def measured(
         del network, steps
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        print(f"turn {turn + 1}: {name} {speeds[name][-1]:.1f} images/s", flush=True)
-    about = {"size": size, "batch": batch, "compiled": given.compile, "dtype": "bfloat16 autocast"}
-    for name, row in rows.items():
+        about = {"size": size, "batch": batch, "compiled": given.compile, "dtype": "bfloat16 autocast"}
+        row = rows[name]
         row |= {**about, "images_per_second": statistics.median(speeds[name]), "turns": speeds[name]}
         print(
-            f"{name}: {row['images_per_second']:.1f} images/s, {row['peak_gb'] or float('nan'):.1f} GB, "
-            f"{row['parameters'] / 1e6:.1f}M parameters, {row['gmacs']:.0f} GMACs"
+            f"turn {turn + 1}: {name} {speeds[name][-1]:.1f} images/s, {row['peak_gb'] or float('nan'):.1f} GB, "
+            f"{row['parameters'] / 1e6:.1f}M parameters, {row['gmacs']:.0f} GMACs",
+            flush=True,
         )
-    return list(rows.values())
+        yield row
 
 
 def stepping(
@@ -419,15 +445,20 @@ def arguments() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "what", choices=("camvid", "alone", "upernet", "growth", "cell"), help="which part; camvid calls cell itself"
+        "what",
+        choices=("camvid", "alone", "upernet", "growth", "page", "worker"),
+        help="which part; camvid calls worker",
     )
+    parser.add_argument("--page", type=Path, help="page: folder of README.md and its JSON")
+    parser.add_argument("--split", default="test", help="camvid: photos to be judged by; validation to choose by")
+    parser.add_argument("--until", type=float, default=math.inf, help=argparse.SUPPRESS)
     parser.add_argument("--data", default="camvid", help="CamVid's folder, with images/ and annotations/")
     parser.add_argument("--output", required=True, type=Path, help="folder for runs and JSON")
     parser.add_argument("--arms", help="some of the arms, with commas")
     parser.add_argument("--seeds", default="0,1,2", help="which, with commas")
-    parser.add_argument("--steps", default=1500, type=int, help="training steps of each cell")
+    parser.add_argument("--steps", default=2000, type=int, help="training steps of each cell")
     parser.add_argument("--parallel", default=6, type=int, help="cells at a time, each a process")
-    parser.add_argument("--workers", default=2, type=int, help="processes of each cell that make crops")
+    parser.add_argument("--workers", default=1, type=int, help="processes of each cell that make crops")
     parser.add_argument("--minutes", default=60.0, type=float, help="stop after so many; the same command goes on")
     parser.add_argument("--mps", action="store_true", help="let processes share the GPU through NVIDIA's MPS")
     parser.add_argument("--set", action="append", help="a field of recipe or settings: field=value; may be given again")

@@ -253,6 +253,7 @@ def test_settings_that_contradict_each_other_are_refused():
 def test_published_recipes_have_the_backbones_depth():
     assert TASK.preset("mavit_large", "upernet_160k").settings.drop_path == 0.55  # type: ignore[attr-defined]
     assert TASK.preset("mavit_tiny", None).recipe.steps == 80_000
+    assert TASK.preset("mavit_large", "small").settings.drop_path == 0  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="recipe: expected one of semantic_fpn_80k, upernet_160k, small, got 'smal'"):
         TASK.preset("mavit_tiny", "smal")
 

@@ -112,8 +112,9 @@ class Detector(nn.Module):
             ready = [resized(image, self.settings.min_size, self.settings.max_size) for image in ready]
         height, width = (max(one.shape[side] for one in ready) for side in (-2, -1))
         height, width = (-(-side // DIVISOR) * DIVISOR for side in (height, width))
-        tensors = torch.stack([F.pad(one, (0, width - one.shape[-1], 0, height - one.shape[-2])) for one in ready])
-        return ImageList(tensors, [(one.shape[-2], one.shape[-1]) for one in ready])
+        room = [(0, width - one.shape[-1], 0, height - one.shape[-2]) for one in ready]
+        filled = [F.pad(one, more) if any(more) else one for one, more in zip(ready, room, strict=True)]
+        return ImageList(torch.stack(filled), [(one.shape[-2], one.shape[-1]) for one in ready])
 
     def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:
         """How parameters group into layers, for layer-wise learning rates: the backbone's own, then all that is new."""

@@ -52,11 +52,12 @@ class Segment(Task[Scenes, Segmentation]):
         return MappingProxyType({name: Setup(self, *parts) for name, parts in RECIPES.items()})
 
     def preset(self, model: str, name: str | None) -> Setup:
-        """The recipe of this name, or SemanticFPN's, with the stochastic depth that suits the backbone."""
+        """The recipe of this name, or SemanticFPN's; published ones with the backbone's stochastic depth."""
         known = self.recipes
         if name is not None and name not in known:
             raise unknown_recipe(name, known)
-        return known[name or SEMANTIC_FPN_80K].changed(drop_path=drop_path_of(model))
+        setup = known[name or SEMANTIC_FPN_80K]
+        return setup if name == SMALL else setup.changed(drop_path=drop_path_of(model))
 
     def open(self, spec: str, settings: Segmentation) -> Scenes:
         """Folders of photos and maps, open and looked through."""
