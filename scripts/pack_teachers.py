@@ -150,12 +150,14 @@ def pack_dino(source: Path, out: Path) -> None:
 def whisper_of(path: Path) -> dict[str, Tensor]:
     """OpenAI's weights under transformers' names."""
     given = torch.load(path, map_location="cpu", weights_only=True)["model_state_dict"]
-    made: dict[str, Tensor] = {}
-    for name, value in given.items():
-        for theirs, ours in NAMES:
-            name = name.replace(theirs, ours)
-        made[f"model.{name}"] = value
-    return made
+    return {renamed(name): value for name, value in given.items()}
+
+
+def renamed(name: str) -> str:
+    """What transformers calls a weight of OpenAI's."""
+    for theirs, ours in NAMES:
+        name = name.replace(theirs, ours)
+    return f"model.{name}"
 
 
 def whisper_network(folder: Path) -> Any:
