@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from in_cells import Cell, keep, machine, wait, work_off
+from in_cells import Cell, keep, machine, serve, wait, work_off
 
 from affinear import tasks
 from affinear.tasks.language.opening import open_corpus
@@ -51,9 +51,8 @@ def main() -> int:
     if given.prepare is not None:
         prepare(given.prepare, given.tokens)
         return 0
-    if given.cell:
-        cell(given)
-        return 0
+    if given.serve:
+        return serve(lambda told: cell(arguments().parse_args(told)))
     given.output.mkdir(parents=True, exist_ok=True)
     arms, seeds = [arm.strip() for arm in given.arms.split(",")], [int(seed) for seed in given.seeds.split(",")]
     kinds = [kind.strip() for kind in given.kinds.split(",")]
@@ -112,13 +111,16 @@ def made_with(kind: str, arm: str, width: int) -> tuple[str, dict[str, Any]]:
         return ("mamba2_small", {}) if arm == "mamba2" else ("affinear_small", {"mechanism": arm})
     if arm == "mamba2":
         return "mamba2_tiny", {"state_size": width}
-    # Without a look at the token before, no key could be told from its value: every arm has a short convolution.
-    return "affinear_tiny", {"mechanism": arm, "head_dim": width, "conv_size": 4}
+    # Without a look at the token before, no key could be told from its value: every arm has a short convolution. It
+    # knows what is next to what; rotary positions beside it keep linear arms from learning recall in so few steps.
+    return "affinear_tiny", {"mechanism": arm, "head_dim": width, "conv_size": 4, "rope_theta": None}
 
 
 def cells_of(given: argparse.Namespace, kind: str, arm: str, seed: int) -> list[Cell]:
     """An arm with a seed: once for text, and for recall with every width."""
     found: list[Cell] = []
+    if (kind, arm) == ("recall", "mala_released"):  # without rotary positions it is mala
+        return found
     for width in WIDTHS if kind == "recall" else (0,):
         folder = given.output / "language" / kind / f"{arm}-{width}-{seed}"
         told = ["--cell", kind, "--arms", arm, "--width", str(width), "--seeds", str(seed), "--output", str(folder)]
@@ -137,7 +139,7 @@ def changes_of(given: argparse.Namespace, kind: str, seed: int) -> dict[str, Any
     changes: dict[str, Any] = {
         "steps": steps,
         "eval_steps": max(1, steps // 2),
-        "save_every": max(1, steps // 4),
+        "save_every": steps,  # a run that is told to stop saves itself
         "warmup_steps": max(1, steps // 10),
         "seed": seed,
         "workers": given.workers,
@@ -157,14 +159,17 @@ def cell(given: argparse.Namespace) -> None:
     data = str(given.tokens) if kind == "text" else given.recall
     began = time.monotonic()
     result = train(Run(model, data, given.output, setup, args))
-    score = tasks.evaluate(result.last, data)
+    positions: dict[str, dict[str, float]] = {}
+    if kind == "text":
+        score = tasks.evaluate(result.last, data)
+        positions = {part.name: dict(part.numbers) for part in score.parts}
     found = {
         "kind": kind,
         "arm": given.arms,
         "width": given.width,
         "seed": seed,
-        "score": dict(score.numbers),
-        "positions": {part.name: dict(part.numbers) for part in score.parts},
+        "score": dict(result.score),
+        "positions": positions,
         "curve": [(record.step, record.test) for record in result.records],
         "parameters": result.parameters,
         "tokens_per_second_shared": result.per_second,
@@ -207,6 +212,8 @@ def probe(given: argparse.Namespace, kinds: Sequence[str], arms: Sequence[str], 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rows: list[dict[str, Any]] = []
     for kind, arm in itertools.product(kinds, arms):
+        if not cells_of(given, kind, arm, 0):
+            continue
         rows.append(alone(given, kind, arm, device))
         told = "{kind}, {arm}: {ms:.1f} ms a step, {rate:,.0f} tokens/s, {gigabytes:.2f} GB, {parameters:,} parameters"
         print(told.format(**rows[-1]), flush=True)
@@ -255,7 +262,7 @@ def alone(given: argparse.Namespace, kind: str, arm: str, device: torch.device) 
 def arguments() -> argparse.ArgumentParser:
     """What the command line takes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="folder for all that is written")
+    parser.add_argument("--output", type=Path, default=Path("evidence"), help="folder for all that is written")
     parser.add_argument("--tokens", type=Path, help="folder of token files; what --prepare writes")
     parser.add_argument("--prepare", type=Path, help="folder of PubMed's .xml.gz: write token files, and stop")
     parser.add_argument("--kinds", default="text,recall")
@@ -270,6 +277,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--set", action="append", help="field=value of recipe or task")
     parser.add_argument("--probe", action="store_true", help="measure each arm alone, and stop")
     parser.add_argument("--probe-steps", type=int, default=12)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     parser.add_argument("--width", type=int, default=0, help=argparse.SUPPRESS)
     return parser

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from in_cells import Cell, keep, machine, wait, work_off
+from in_cells import Cell, keep, machine, serve, wait, work_off
 
 from affinear import tasks
 from affinear.tasks.ranges import keeping
@@ -53,15 +53,15 @@ PUBLISHED = {  # in percent: softmax of the protocol whose size and recipe this 
 }
 SIZES = {"listops": (96_000, 2_000, 2_000), "pathfinder": (96_000, 2_000, 10_000)}
 SMALL = (512, 16, 256)  # for probing
+PARTS = 16  # that data is made in, each with a seed of its own; not the number of cores, which would make other data
 
 
 def main() -> int:
     """Do what is asked; 1 if something is left to do."""
     given = arguments().parse_args()
+    if given.serve:
+        return serve(lambda told: cell(arguments().parse_args(told)))
     given.output.mkdir(parents=True, exist_ok=True)
-    if given.cell:
-        cell(given)
-        return 0
     kinds = chosen_kinds(given)
     arms = [arm.strip() for arm in given.arms.split(",")]
     seeds = [int(seed) for seed in given.seeds.split(",")]
@@ -110,14 +110,13 @@ def data_file(given: argparse.Namespace, kind: str) -> Path:
 
 
 def made(kind: str, sizes: Sequence[int]) -> Ranges:
-    """So many sequences, made up by all cores, each with seeds of its own."""
-    cores = min(os.cpu_count() or 1, sizes[1])
-    shares = [[(size + core) // cores for size in sizes] for core in range(cores)]
+    """So many sequences, made up by all cores; the same on every machine."""
+    shares = [[(size + part) // PARTS for size in sizes] for part in range(PARTS)]
     specs = [
-        f"{kind}:train={max(1, train)},validation={max(1, val)},test={max(1, test)},seed={core}"
-        for core, (train, val, test) in enumerate(shares)
+        f"{kind}:train={max(1, train)},validation={max(1, val)},test={max(1, test)},seed={part}"
+        for part, (train, val, test) in enumerate(shares)
     ]
-    with ProcessPoolExecutor(cores, multiprocessing.get_context("fork")) as pool:
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
         return joined(list(pool.map(open_ranges, specs)), kind)
 
 
@@ -157,8 +156,8 @@ def changes_of(given: argparse.Namespace, kind: str, seed: int) -> dict[str, Any
     steps = max(2, round(steps * given.share))
     changes: dict[str, Any] = {
         "steps": steps,
-        "eval_steps": max(1, steps // 4),
-        "save_every": max(1, steps // 4),
+        "eval_steps": max(1, steps // 2),
+        "save_every": steps,  # a run that is told to stop saves itself
         "lr": lr,
         "seed": seed,
         "workers": given.workers,
@@ -265,7 +264,7 @@ def alone(given: argparse.Namespace, kind: str, arm: str, data: Ranges, device: 
 def arguments() -> argparse.ArgumentParser:
     """What the command line takes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="folder for all that is written")
+    parser.add_argument("--output", type=Path, default=Path("evidence"), help="folder for all that is written")
     parser.add_argument("--cifar", help="folder with the files of CIFAR-10; without it there is no image")
     parser.add_argument("--text", help="folder or table of reviews; without it there is no text")
     parser.add_argument("--kinds", default="image,listops,pathfinder,text")
@@ -279,6 +278,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--set", action="append", help="field=value of recipe or task")
     parser.add_argument("--probe", action="store_true", help="measure each arm alone, and stop")
     parser.add_argument("--probe-steps", type=int, default=15)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     parser.add_argument("--data", help=argparse.SUPPRESS)
     return parser

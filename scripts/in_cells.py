@@ -1,15 +1,22 @@
-"""An experiment in cells, several processes at a time on one machine, within a given time; the same command goes on."""
+"""An experiment in cells, several processes at a time on one machine, within a given time; the same command goes on.
+
+A process does one cell after the other, so that what is imported, and the GPU's context, is there for all of them.
+"""
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +31,7 @@ class Cell:
     Attributes:
         title: For people.
         folder: Where its run is.
-        arguments: Of the script, for the process that does it.
+        arguments: Of the script, for whoever does it.
     """
 
     title: str
@@ -52,7 +59,7 @@ def work_off(
     """Run cells, so many at a time, until all are done or the time is over; what is not done can go on later.
 
     Args:
-        script: The file that is called with a cell's arguments.
+        script: The file that, called with --serve, does cells: see `serve`.
         cells: In the order in which they are done.
         parallel: How many at a time.
         minutes: How long.
@@ -60,46 +67,111 @@ def work_off(
         mps: Folder for NVIDIA's MPS, which lets processes use a GPU at the same time; None for turns.
     """
     waiting = [one for one in cells if not one.result.is_file()]
-    began, running = time.monotonic(), dict[Cell, subprocess.Popen[bytes]]()
     control = None if mps is None else _begin_sharing(mps)
+    began, workers = time.monotonic(), [_Worker(script) for _ in range(min(parallel, len(waiting)))]
     try:
-        while (waiting or running) and time.monotonic() - began < 60 * minutes:
-            while waiting and len(running) < parallel:
-                one = waiting.pop(0)
-                running[one] = _start(script, one)
-            time.sleep(0.2)
-            for one, process in list(running.items()):
-                if process.poll() is not None:
-                    del running[one]
-                    said = finished(one) if one.result.is_file() else f"failed; {one.folder}.txt says why"
-                    print(f"{time.monotonic() - began:4.0f} s  {one.title}: {said}", flush=True)
+        while (waiting or any(one.cell for one in workers)) and time.monotonic() - began < 60 * minutes:
+            for place, worker in enumerate(workers):
+                if worker.cell is None and waiting:
+                    if worker.is_over:
+                        worker.close()
+                        workers[place] = worker = _Worker(script)
+                    worker.give(waiting.pop(0))
+            for worker in _heard(workers):
+                one = worker.take()
+                said = finished(one) if one.result.is_file() else f"failed; {one.folder}.txt says why"
+                print(f"{time.monotonic() - began:4.0f} s  {one.title}: {said}", flush=True)
     finally:
-        _stop(running)
+        _stop(workers)
         if control is not None:
             subprocess.run([control], input=b"quit\n", check=False)
 
 
-def _start(script: str, one: Cell) -> subprocess.Popen[bytes]:
-    """A process that does one cell; what it says goes into a file beside its folder."""
-    one.folder.parent.mkdir(parents=True, exist_ok=True)
-    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    with open(f"{one.folder}.txt", "ab") as log:
-        return subprocess.Popen(
-            [sys.executable, script, *one.arguments],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **threads},
-        )
+class _Worker:
+    """A process that does one cell after the other.
 
+    Attributes:
+        process: The script with --serve.
+        cell: What it does now; None for nothing.
+        is_over: Whether it has ended, as it does when a cell failed.
+    """
 
-def _stop(running: Mapping[Cell, subprocess.Popen[bytes]]) -> None:
-    for process in running.values():
-        process.send_signal(signal.SIGTERM)  # the run saves itself
-    for process in running.values():
+    def __init__(self, script: str) -> None:
+        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        command, pipe = [sys.executable, script, "--serve"], subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env={**os.environ, **threads})
+        self.cell: Cell | None = None
+        self.is_over = False
+
+    def give(self, one: Cell) -> None:
+        """Have it do a cell."""
+        one.folder.parent.mkdir(parents=True, exist_ok=True)
+        self.cell = one
+        assert self.process.stdin is not None
+        line = json.dumps({"arguments": one.arguments, "log": f"{one.folder}.txt"})
         try:
-            process.wait(timeout=20)
+            self.process.stdin.write(line.encode() + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:  # it died before; `take` will see
+            self.is_over = True
+
+    def take(self) -> Cell:
+        """The cell that it has ended, one way or the other."""
+        assert self.cell is not None
+        assert self.process.stdout is not None
+        self.is_over = os.read(self.process.stdout.fileno(), 1) == b""
+        one, self.cell = self.cell, None
+        return one
+
+    def close(self) -> None:
+        """Wait for its end, which has been asked for, and close what it was told through."""
+        try:
+            self.process.wait(timeout=20)
         except subprocess.TimeoutExpired:
-            process.kill()
+            self.process.kill()
+            self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):  # what it was last told it never read
+                pipe.close()
+
+
+def _heard(workers: Sequence[_Worker]) -> list[_Worker]:
+    """Those that have ended their cell, after a moment."""
+    pipes = {one.process.stdout: one for one in workers if one.cell is not None}
+    return [pipes[pipe] for pipe in select.select(list(pipes), [], [], 0.2)[0]]
+
+
+def _stop(workers: Sequence[_Worker]) -> None:
+    for one in workers:
+        one.process.send_signal(signal.SIGTERM)  # a run saves itself
+    for one in workers:
+        one.close()
+
+
+def serve(do: Callable[[Sequence[str]], None]) -> int:
+    """Do cells as `work_off` asks for them, until it asks no more, or one fails; what is said goes into their files.
+
+    Args:
+        do: Does the cell of some arguments.
+    """
+    answers = os.dup(1)
+    for line in sys.stdin:
+        told = json.loads(line)
+        with open(told["log"], "ab") as log:
+            for stream in (1, 2):
+                os.dup2(log.fileno(), stream)
+        try:
+            do(told["arguments"])
+        except Exception:  # a GPU may be unusable after it: another process goes on
+            traceback.print_exc()
+            return 1
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        sys.stdout.flush()
+        os.write(answers, b".")
+    return 0
 
 
 def _begin_sharing(folder: Path) -> str | None:
