@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from affinear.listing import entries
+from affinear.listing import elsewhere, entries
 from affinear.models import catalogue
 
 HELP = "Run scripts/count_networks.py."
@@ -17,6 +17,21 @@ HELP = "Run scripts/count_networks.py."
 def test_every_network_of_the_catalogue_is_listed_in_its_order():
     for others in (False, True):
         assert [entry.name for entry in entries(others=others)] == catalogue.names(others=others), HELP
+
+
+def test_networks_of_other_tasks_are_named():
+    from affinear.models import dit, sequence, upscaler
+    from affinear.models.speech import conformer
+    from affinear.tasks.language import shapes
+
+    known = {
+        "language": set(shapes.SHAPES),
+        "ranges": set(sequence.SIZES),
+        "speech": {name for name in vars(conformer) if name.startswith("conformer_")},
+        "generate": set(dit.SIZES),
+        "upscale": set(upscaler.NETWORKS),
+    }
+    assert {task: set(names) for task, names in elsewhere().items()} == known
 
 
 def test_patterns_are_those_of_timm():

@@ -12,6 +12,33 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
+# Networks of tasks that take no images with a class each, by how they are called; a test holds them to their tasks.
+ELSEWHERE = {
+    "language": (
+        "affinear_tiny",
+        "affinear_small",
+        "affinear_mala_300m",
+        "affinear_nala_340m",
+        "llama_tiny",
+        "llama_small",
+        "llama_340m",
+        "mamba_small",
+        "mamba2_tiny",
+        "mamba2_small",
+        *("fla_linear_small", "fla_gla_small", "fla_retnet_small", "fla_delta_small"),  # which need fla
+    ),
+    "ranges": (
+        "sequence_small",
+        "sequence_lra_listops",
+        "sequence_lra_text",
+        "sequence_lra_retrieval",
+        "sequence_lra_image",
+        "sequence_lra_pathfinder",
+    ),
+    "speech": ("conformer_small", "conformer_medium", "conformer_large"),
+    "generate": ("dit_s_2", "dit_b_2", "dit_l_2", "dit_xl_2"),
+    "upscale": ("upscaler_light", "swinir_light"),
+}
 COUNTED = Path(__file__).with_name("networks.json")  # scripts/count_networks.py writes it, a test counts again
 
 
@@ -54,6 +81,18 @@ def entries(pattern: str = "*", others: bool = False) -> list[Entry]:
     """
     found = [Entry(**fields) for fields in json.loads(COUNTED.read_text(encoding="utf-8"))]
     return [entry for entry in found if (entry.ours or others) and fnmatchcase(entry.name, pattern)]
+
+
+def elsewhere(pattern: str = "*") -> dict[str, list[str]]:
+    """Networks of other tasks that fit a pattern, by task.
+
+    Example:
+        >>> from affinear.listing import elsewhere
+        >>> elsewhere("conformer_s*")
+        {'speech': ['conformer_small']}
+    """
+    found = {task: [name for name in names if fnmatchcase(name, pattern)] for task, names in ELSEWHERE.items()}
+    return {task: names for task, names in found.items() if names}
 
 
 def as_json(rows: Iterable[Entry]) -> str:

@@ -221,6 +221,13 @@ def test_models_names_those_of_timm_where_all_are_asked_for():
     assert (entry["name"], entry["parameters"], entry["stages"]) == ("deit_tiny_patch16_224", 5_717_416, "softmax")
 
 
+def test_models_of_other_tasks_are_named():
+    result = run("models", "conformer*")
+    assert result.exit_code == 0
+    assert result.output == "For --task speech: conformer_small, conformer_medium, conformer_large\n"
+    assert "For --task upscale: upscaler_light, swinir_light" in run("models").output
+
+
 def test_models_that_are_not_there_are_told():
     result = run("models", "resnet*")
     assert result.exit_code == 1

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from affinear.cli import build_app
-from affinear.tasks import load_trained
+from affinear.tasks import find, load_trained
 from affinear.tasks.networks import open_network
 
 # A network that is not the default of its name: other depth, width and mechanism.
@@ -126,6 +126,45 @@ def test_training_begins_with_the_network_that_the_weights_tell(folder: Path, ph
     again = run(*command, "--output", tmp_path / "b", "--model-arg", "mechanism=mala")
     assert again.exit_code == 1
     assert "trained with mechanism='nala', not with mechanism='mala'" in again.stderr
+
+
+def test_export_takes_the_folder_of_a_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[Any] = []
+
+    def asks(name: str | None, weights: Path | None, **_: Any) -> Any:
+        asked.append((name, weights))
+        raise ValueError("that is all")
+
+    monkeypatch.setattr("affinear.tasks.networks.open_network", asks)
+    result = run("export", folder, "--output", tmp_path / "a.onnx")
+    assert (result.exit_code, asked) == (1, [(None, folder)])
+    run("export", "mavit_tiny", "--output", tmp_path / "a.onnx")
+    assert asked[1:] == [("mavit_tiny", None)]
+
+
+def test_weights_of_a_run_need_no_converting(folder: Path, tmp_path: Path):
+    result = run(
+        "convert", folder / "last.safetensors", "--model", "mavit_base", "--output", tmp_path / "a.safetensors"
+    )
+    assert result.exit_code == 1
+    assert "is of affinear train: predict, eval, export and train --weights take it as it is." in result.output
+
+
+def test_a_question_ends_with_its_own_sign():
+    result = run(
+        "train", "sequence_smal", "--task", "ranges", "--data", "listops:train=4,test=2,validation=2", "--dry-run"
+    )
+    assert result.exit_code == 1
+    assert result.output.rstrip().endswith("did you mean 'sequence_small'?")
+
+
+def test_a_network_of_another_task_is_told(photos: Path):
+    find("speech")  # which registers its networks
+    result = run("train", "conformer_small", "--data", photos, "--dry-run")
+    assert result.exit_code == 1
+    assert (
+        "model: expected a network that tells images apart, such as mavit_tiny, got 'conformer_small'." in result.output
+    )
 
 
 @pytest.mark.exhaustive  # tests/models/test_export.py has ONNX, and the fixtures here what weights tell

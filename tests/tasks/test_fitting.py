@@ -48,3 +48,30 @@ def test_what_the_user_sets_stays(changes: dict[str, Any]):
 
 def test_fine_tuning_keeps_its_own_epochs():
     assert fitted(TASK, "resnet18", None, {}, few(45))[0].recipe.epochs == 30
+
+
+class Few:
+    """What a recipe is fitted to: how much there is of it."""
+
+    name, sizes = "scenes", (6, 3)
+
+
+@pytest.mark.parametrize(("task", "recipe"), [("segment", "upernet_160k"), ("detect", "small")])
+def test_recipes_that_count_steps_get_fewer_of_them(task: str, recipe: str):
+    before = recipe_for(task, "mavit_tiny", recipe).recipe
+    setup, told = fitted(find(task), "mavit_tiny", recipe, {}, Few())  # pyright: ignore[reportArgumentType]
+    now = setup.recipe
+    assert (now.batch_size, now.steps, now.eval_steps) == (2, 1000, 500)
+    assert now.warmup_steps == round((before.warmup_steps or 0) * 1000 / (before.steps or 1))
+    assert now.lr == pytest.approx(before.lr * (2 / before.batch_size) ** 0.5)
+    assert "1,000 steps in place of" in told
+    assert "--steps" in told
+    assert fitted(find(task), "mavit_tiny", recipe, {"steps": 7}, Few())[0].recipe.steps == 7  # pyright: ignore[reportArgumentType]
+
+
+def test_a_warm_up_told_in_steps_does_not_outlast_the_run():
+    setup, _ = fitted(find("detect"), "mavit_tiny", "mask_rcnn_1x", {}, Few())  # pyright: ignore[reportArgumentType]
+    recipe = setup.recipe
+    steps = recipe.total_steps(6 // recipe.batch_size)
+    assert recipe.warmup_steps is not None
+    assert recipe.warmup_steps <= steps // 10

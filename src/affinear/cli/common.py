@@ -49,7 +49,7 @@ def told_in_a_sentence() -> Generator[None]:
     except (ValueError, RuntimeError, OSError) as error:
         if not is_first():
             sys.exit(1)
-        stop(f"{str(error).rstrip('.')}.")
+        stop(sentence(error))
 
 
 def stop_at_once(number: int, frame: FrameType | None) -> None:
@@ -148,7 +148,13 @@ def parse_sides(text: str | None) -> tuple[int, int] | None:
         raise ValueError(f"--image-size: {error}") from None
 
 
-def stop(sentence: str) -> NoReturn:
+def sentence(error: Exception) -> str:
+    """What an error says, with a full stop where it ends without a sign."""
+    said = str(error).rstrip(". \n")
+    return said if said.endswith("?") else f"{said}."
+
+
+def stop(told: str) -> NoReturn:
     """Say why in a sentence, and end."""
-    print(sentence, file=sys.stderr)
+    print(told, file=sys.stderr)
     sys.exit(1)

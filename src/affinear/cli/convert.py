@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .common import TRAINING, check_output, keeper, parse_sides, require, stop, told
+from .common import TRAINING, check_output, keeper, parse_sides, require, sentence, stop, told
 
 
 def convert(
@@ -64,10 +65,24 @@ def convert(
         else:
             converted = checkpoints.convert(checkpoint, model, nest=nest, img_size=sides, finite=not allow_nan)
     except (ValueError, TypeError) as error:
-        stop(f"{error}.")
+        if _is_ours(checkpoint):
+            stop(f"{checkpoint} is of affinear train: predict, eval, export and train --weights take it as it is.")
+        stop(sentence(error))
     except OSError as error:
         stop(f"{checkpoint} could not be read: {error.strerror or error}.")
     if converted.weights.others:
         print(f"Took {converted.weights.nest}; the file also has {', '.join(converted.weights.others)}: see --nest.")
     saved = keeper(output, "file", force)(converted.content)
     print(told(saved.path, saved.written, output, "file"))
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file tells of itself what `affinear train` writes."""
+    if find_spec("accelerate") is None:
+        return False
+    from affinear.train.about import about
+
+    try:
+        return bool(about(path))
+    except ValueError:
+        return False

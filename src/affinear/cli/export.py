@@ -7,14 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import TRAINING, check_output, keeper, parse_sides, require, stop, told
+from .common import TRAINING, check_output, keeper, parse_sides, require, sentence, stop, told
 from .plugins import Plugins, load_plugins
 
 
 def export(
-    name: Annotated[
-        str | None, typer.Argument(help="A network, such as mavit_tiny; weights of a run tell it themselves.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="The folder of a run, or a network such as mavit_tiny.")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to save it: .onnx.")] = Path("model.onnx"),
     weights: Annotated[
         Path | None,
@@ -43,6 +41,8 @@ def export(
     from affinear.models.export import export_onnx
     from affinear.tasks.networks import open_network
 
+    if name is not None and weights is None and Path(name).exists():
+        name, weights = None, Path(name)
     try:
         load_plugins(plugin)
         opened = open_network(name, weights, num_classes=num_classes)
@@ -58,7 +58,7 @@ def export(
                 progress=lambda step: status.update(f"{step.capitalize()} ..."),
             )
     except (ValueError, RuntimeError, OSError) as error:
-        stop(f"{str(error).rstrip('.')}.")
+        stop(sentence(error))
     saved = keeper(output, "network", force)(exported.content)
     real = 0 if opened.images is None or tuple(opened.images.shape) not in exported.checked else len(opened.images)
     seen = f" on random images and {real} of the run" if real else ""

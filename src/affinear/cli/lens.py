@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .common import FORMATS, TRAINING, check_output, keeper, listen, parse_sides, require, stop, told
+from .common import FORMATS, TRAINING, check_output, keeper, listen, parse_sides, require, sentence, stop, told
 from .plugins import Plugins, load_plugins
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def lens_microscope(
         load_plugins(plugin)
         serve(host, port, _looked_into(model, weights) if asked else None, open_browser=not no_browser)
     except (ValueError, TypeError) as error:
-        stop(f"{str(error).rstrip('.')}.")
+        stop(sentence(error))
     except OSError as error:
         stop(f"The microscope could not be started: {error.strerror or error}.")
 
@@ -138,7 +138,7 @@ def lens_report(
                 status.update(f"Looking at image {4 * done + 1} of {len(images.names)} ...")
                 network(batch)
     except (ValueError, RuntimeError, OSError) as error:
-        stop(f"{str(error).rstrip('.')}.")
+        stop(sentence(error))
     for reason in images.skipped:
         print(f"Skipped {reason}", file=sys.stderr)
     about = {

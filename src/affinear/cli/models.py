@@ -22,10 +22,13 @@ def models(
 
     from affinear import listing
 
-    rows = listing.entries(pattern, everything)
-    if not rows:
+    rows, others = listing.entries(pattern, everything), listing.elsewhere(pattern)
+    if not rows and not others:
         stop(f"No network is called {pattern!r}; `affinear models` without a pattern lists all.")
     if as_json:
         print(listing.as_json(rows), end="")
-    else:
+        return
+    if rows:
         Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(listing.table(rows))
+    for task, names in others.items():
+        print(f"For --task {task}: {', '.join(names)}")

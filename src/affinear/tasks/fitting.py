@@ -9,6 +9,8 @@ from typing import Any
 from ..train.task import Data, Setup, Task, chosen_setup
 
 STEPS = 300  # of a run over few samples, at least; its recipe's own epochs at most
+COUNTED = 1_000  # steps where a recipe counts steps and not epochs; its own at most
+WARM = 10  # at most one step in so many is of the warm-up
 EPOCHS = 10  # at least
 AVERAGED = 10  # times that averaged weights must be able to forget their fresh ones
 
@@ -19,7 +21,8 @@ def fitted(
     """The recipe of a network; where the samples do not fill its batch, one that a user did not set, with less of it.
 
     A batch is then a quarter of the samples at most, and a power of two. The run has some hundred steps, or the
-    recipe's own epochs if these are fewer, and the learning rate goes with the root of the batch, as Adam's does.
+    recipe's own epochs or steps if these are fewer, the learning rate goes with the root of the batch, as Adam's does,
+    and the warm-up with the length.
 
     Args:
         task: What is trained.
@@ -48,10 +51,16 @@ def fitted(
     found: dict[str, Any] = {"batch_size": batch, "accumulate": 1}
     if recipe.steps is None and "epochs" not in changes:
         found["epochs"] = min(recipe.epochs, max(EPOCHS, -(-STEPS // (count // batch))))
+    if recipe.steps is not None and not {"steps", "epochs"} & changes.keys():
+        found["steps"] = min(recipe.steps, COUNTED)
+        if recipe.eval_steps is not None:
+            found["eval_steps"] = min(recipe.eval_steps, found["steps"] // 2)
     if "lr" not in changes:
         found["lr"] = recipe.lr * math.sqrt(batch / recipe.batch_size)
     fitting = chosen_setup(task, model, name, {**found, **changes})
     steps = fitting.recipe.total_steps(count // batch)
+    if (fitting.recipe.warmup_steps or 0) > steps // WARM and "warmup_steps" not in changes:
+        fitting = fitting.changed(warmup_steps=steps // WARM)
     if recipe.ema_decay is not None and "ema_decay" not in changes and steps * (1 - recipe.ema_decay) < AVERAGED:
         fitting = fitting.changed(ema_decay=None)
     return fitting, _told(task, data, setup, fitting)
@@ -62,11 +71,14 @@ def _told(task: Task[Any, Any], data: Data, before: Setup, now: Setup) -> str:
     chosen = [f"batches of {other.batch_size}"]
     if other.epochs != one.epochs:
         chosen.append(f"{other.epochs} epochs in place of {one.epochs}")
+    if other.steps is not None and other.steps != one.steps:
+        chosen.append(f"{other.steps:,} steps in place of {one.steps:,}")
     if other.lr != one.lr:
         chosen.append(f"a learning rate of {other.lr:.1e} in place of {one.lr:.1e}")
     if other.ema_decay != one.ema_decay:
         chosen.append("no averaged weights")
+    length = "epochs" if other.steps is None else "steps"
     return (
         f"{data.name}: {data.sizes[0]} training {task.samples} do not fill the recipe's batch of {one.batch_size:,}. "
-        f"Chosen: {', '.join(chosen)}; --batch-size, --epochs and --lr choose others."
+        f"Chosen: {', '.join(chosen)}; --batch-size, --{length} and --lr choose others."
     )

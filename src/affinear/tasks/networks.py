@@ -57,7 +57,8 @@ def open_network(model: str | None, weights: Path | None = None, *, num_classes:
     trained = load_trained(weights, model)
     if trained.task.name != "classify":
         raise ValueError(
-            f"{weights}: these weights were trained for {trained.task.name}; expected those of a classifier"
+            f"{weights}: expected the weights of a classifier, got those of --task {trained.task.name}, which "
+            "`affinear predict` and `affinear eval` take"
         )
     classes = getattr(trained.network, "num_classes", None)
     if num_classes is not None and num_classes != classes:

@@ -61,6 +61,8 @@ def macs(job: Job[ClassifySettings]) -> int | None:
 def _wanted(job: Job[ClassifySettings]) -> dict[str, Any]:
     """What the network of a settled job is made with."""
     known = takes(job.model)
+    if "num_classes" not in known:
+        raise ValueError(f"model: expected a network that tells images apart, such as mavit_tiny, got {job.model!r}")
     wanted: dict[str, Any] = {"num_classes": len(job.facts["class_names"]), "in_chans": job.facts["channels"]}
     if "img_size" in known:
         wanted["img_size"] = job.settings.image_size

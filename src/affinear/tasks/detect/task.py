@@ -41,6 +41,7 @@ class Detect(Task[Coco, Detection]):
     name: ClassVar[str] = "detect"
     about: ClassVar[str] = "objects, as boxes and masks"
     unit: ClassVar[str] = "images"
+    fits_few: ClassVar[bool] = True
     parts: ClassVar[str] = "classes"
     metric: ClassVar[Measure] = BOX_AP
     measures: ClassVar[tuple[Measure, ...]] = MEASURES

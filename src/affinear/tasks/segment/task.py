@@ -40,6 +40,7 @@ class Segment(Task[Scenes, Segmentation]):
     name: ClassVar[str] = "segment"
     about: ClassVar[str] = "a class for every pixel"
     samples: ClassVar[str] = "photos"
+    fits_few: ClassVar[bool] = True
     parts: ClassVar[str] = "classes"
     metric: ClassVar[Measure] = Measure("miou", "mIoU")
     measures: ClassVar[tuple[Measure, ...]] = (metric, Measure("macc", "mAcc"), Measure("aacc", "aAcc"))

@@ -97,6 +97,9 @@ class Speech(Task[Voices, Hearing]):
                 raise ValueError(
                     f"model_args: {name}: expected what texts and settings say, got a number; leave it out"
                 )
+        making.check_name(job.model)
+        if "num_tokens" not in making.takes(job.model):
+            raise ValueError(f"model: expected a network that hears, such as conformer_small, got {job.model!r}")
         own = {"num_tokens": len(job.facts["pieces"]) + 1, "in_features": job.settings.bands}
         network = making.make(job.model, {**job.model_args, **own}, room=room)
         if not isinstance(network, Conformer):
