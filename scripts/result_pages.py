@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ Row = Mapping[str, Any]
 Values = Mapping[str, Sequence[float]]  # of every arm, one for each seed
 WANTED_SEEDS = 3
 NONE = "none"
+FIRST = "**What cannot be concluded.**"
 
 SPEECH_ARMS = ("softmax_relative", "softmax", "mala", "linear", "nala", "inline", NONE, "mala_causal")
 GENERATION_ARMS = ("softmax", "mala", "mala_released", "linear", "nala", "inline", NONE)
@@ -30,6 +32,7 @@ UPSCALING_ARMS = ("windows", "mala", "nala", "linear", "inline", "softmax", "mal
 CLAIMED = 92.3  # percent less memory, of NaLaFormer's authors
 WER_BAR = 1.0  # points that MALA may be behind softmax with relative positions
 BICUBIC_BAR, SET5 = 28.42, "Set5"
+MEMORY_BAR = 0.1  # of what softmax takes that keeps its weights
 
 
 # ------------------------------------------------------------------------------------------------ words
@@ -97,7 +100,7 @@ def page(title: str, cannot: Sequence[str], parts: Sequence[str], commands: Sequ
     """The whole page."""
     listed = "\n".join(f"- {sentence}" for sentence in cannot)
     made = "\n".join(commands)
-    return "\n\n".join([f"# {title}", "**What cannot be concluded.**", listed, *parts, f"```sh\n{made}\n```"]) + "\n"
+    return "\n\n".join([f"# {title}", FIRST, listed, *parts, f"```sh\n{made}\n```"]) + "\n"
 
 
 def by_arm(cells: Sequence[Row], arms: Sequence[str], value: Callable[[Row], float]) -> dict[str, list[float]]:
@@ -148,10 +151,9 @@ def _speech_bars(cells: Sequence[Row], wer: Values) -> list[str]:
     found: list[str] = []
     if "mala" in wer and "softmax_relative" in wer:
         behind = statistics.mean(wer["mala"]) - statistics.mean(wer["softmax_relative"])
-        held = "holds" if behind <= WER_BAR else "does not hold"
         found.append(
             f"**Bar: MALA within {WER_BAR} of softmax with relative positions, or better.** It is {abs(behind):.1f} "
-            f"points {'behind' if behind > 0 else 'ahead'}: the bar {held}."
+            f"points {'behind' if behind > 0 else 'ahead'}: the bar {_held(behind <= WER_BAR)}."
         )
     streams = [cell["stream"] for cell in cells if "stream" in cell]
     if streams:
@@ -342,7 +344,8 @@ def _upscaling(scale: int, told: Row) -> list[str]:
     settings = cells[0]["settings"]
     about = (
         f"×{scale}, PSNR on Y in dB after {steps} steps of {cells[0]['recipe']['batch_size']} crops of "
-        f"{settings['patch']} x {settings['patch']}, {told['machine']['device']}."
+        f"{settings['patch']} x {settings['patch']}, {told['machine']['device']}. Of the last and the averaged weights "
+        "the better ones on these photos are told, in all arms."
     )
     parts = [f"{about}\n\n{table(head, rows)}"]
     if scale == 4 and SET5 in sets:
@@ -382,7 +385,28 @@ def _memory(told: Row) -> str:
             f"them, they are {told['weights_bytes'] / 2**30:,.1f} GiB, which is what is compared with."
         )
     head = ("level", "attention", "ms", "peak GiB", "less than softmax with weights kept")
-    return f"{about}\n\n{table(head, rows)}"
+    return f"{about}\n\n{table(head, rows)}{_memory_bar(told)}"
+
+
+def _memory_bar(told: Row) -> str:
+    """Whether every mechanism takes a tenth of softmax that keeps its weights, and less than SDPA."""
+    base: dict[str, float] = {}
+    sdpa: dict[str, float] = {}
+    for row in told["rows"]:
+        for name, found in (("softmax, weights kept", base), ("softmax, SDPA", sdpa)):
+            if row["who"] == name and row.get("peak_bytes"):
+                found[row["level"]] = row["peak_bytes"]
+    ours = [row for row in told["rows"] if not row["who"].startswith("softmax") and row.get("peak_bytes")]
+    less = all(row["peak_bytes"] <= MEMORY_BAR * (base.get(row["level"]) or told["weights_bytes"]) for row in ours)
+    said = f"\n\n**Bar: 90 % less than softmax that keeps its weights, and less than SDPA.** The first {_held(less)}"
+    if not sdpa:
+        return f"{said}; SDPA was not measured."
+    more = [f"{row['who']} ({row['level']})" for row in ours if row["peak_bytes"] >= sdpa.get(row["level"], math.inf)]
+    return f"{said}; the second {_held(not more)}{': more is taken by ' + ', '.join(more) if more else ''}."
+
+
+def _held(good: bool) -> str:
+    return "holds" if good else "does not hold"
 
 
 # ------------------------------------------------------------------------------------------------ files
@@ -401,8 +425,11 @@ def main() -> None:
     parser.add_argument("page", choices=tuple(PAGES))
     parser.add_argument("--found", type=Path, required=True, help="folder with what the scripts wrote")
     parser.add_argument("--output", type=Path, required=True, help="folder of the page")
+    parser.add_argument("--note", action="append", help="what the files do not tell and a reader has to know")
     given = parser.parse_args()
     text, kept = PAGES[given.page](given.found)
+    notes = "".join(f"- {note}\n" for note in given.note or [])
+    text = text.replace(f"{FIRST}\n\n", f"{FIRST}\n\n{notes}", 1)
     given.output.mkdir(parents=True, exist_ok=True)
     for name, content in (("README.md", text), (f"{given.page}.json", json.dumps(kept, indent=1) + "\n")):
         part = given.output / f"{name}.part"

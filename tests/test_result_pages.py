@@ -14,11 +14,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-def written(page: str, found: Path, output: Path) -> str:
+def written(page: str, found: Path, output: Path, *more: str) -> str:
     """The page, made by the script in a process of its own."""
     command = [sys.executable, str(ROOT / "scripts" / "result_pages.py"), page]
     made = subprocess.run(
-        [*command, "--found", str(found), "--output", str(output)], capture_output=True, text=True, check=False
+        [*command, "--found", str(found), "--output", str(output), *more], capture_output=True, text=True, check=False
     )
     assert made.returncode == 0, made.stderr
     assert json.loads((output / f"{page}.json").read_text())
@@ -114,3 +114,15 @@ def test_upscaling_stands_beside_bicubic_and_tells_what_follows_from_numbers_alo
     assert "Bicubic has 28.43: the metric is right. Over it: mala +0.67 dB, none +0.87 dB." in text
     assert "was not measured at 70,000 tokens" in text
     assert "| operator | mala | 9.0 | 1.000 | 99.0 % |" in text
+    assert "The first holds; SDPA was not measured." in text
+
+
+def test_upscaling_tells_what_takes_more_than_sdpa(tmp_path: Path):
+    sizes = {"softmax, weights kept": 1000, "softmax, SDPA": 50, "mala": 40, "nala": 60}
+    rows = [{"level": "layer", "who": who, "milliseconds": 1.0, "peak_bytes": size} for who, size in sizes.items()]
+    memory = {"tokens": 72_900, "heads": 2, "head_dim": 32, "dtype": "torch.bfloat16", "device": "X1", "rows": rows}
+    (tmp_path / "upscale-memory.json").write_text(json.dumps({**memory, "weights_bytes": 100}))
+    text = written("upscaling", tmp_path, tmp_path / "page", "--note", "The machine was shared.")
+    assert "The first holds; the second does not hold: more is taken by nala (layer)." in text
+    assert "was not measured at 70,000 tokens" not in text
+    assert "**What cannot be concluded.**\n\n- The machine was shared.\n- " in text
