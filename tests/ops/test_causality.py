@@ -168,3 +168,20 @@ def test_compiled_rows_keep_their_bits_too(mechanism: str, place: int, randn: Ra
 def test_half_precision_keeps_its_bits(randn: Randn):
     for dtype in (torch.float16, torch.bfloat16):
         assert_bits_are_kept(draw(randn, dtype), math.inf, 2, slice(0, 80), 80, causal=True)
+
+
+@pytest.mark.parametrize("wild", WILD)
+@pytest.mark.parametrize("queries", [LENGTH, 40])
+@pytest.mark.parametrize("masked", [False, True])
+def test_so_they_do_where_the_latest_tokens_ask_softmax(wild: float, queries: int, masked: bool, randn: Randn):
+    def latest(tokens: Tokens) -> list[Tensor]:
+        query, key, value = (x.clone().requires_grad_() for x in tokens)
+        out = softmax.attend_latest(query[:, -queries:], key, value, mask)[:, : 80 - LENGTH]
+        return [out, *(x[:, :80] for x in torch.autograd.grad(out.square().sum(), (query, key, value)))]
+
+    tokens = draw(randn)
+    mask = torch.arange(LENGTH)[None] != 7 if masked else None
+    expected = latest(tokens)
+    for place in range(3):
+        for got, truth in zip(latest(with_wild_token(tokens, place, wild, 80)), expected, strict=True):
+            torch.testing.assert_close(got, truth, atol=1e-5, rtol=1e-5)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from . import reference
-from .mechanisms import Mechanism
+from .mechanisms import Mechanism, find
 from .packing import visibility
 from .precision import widen
 from .rotary import Rotary, rotate
@@ -154,8 +154,26 @@ def attend_latest(
         scale: Factor of the scores; None is D ** -0.5.
 
     Returns:
-        (B, N, H, E). A query that sees no key, as padding does, has an answer that nobody should read, and no NaN.
+        (B, N, H, E). A query that sees no key, as padding does, has an answer that nobody should read, and no NaN. On a
+        CPU a token that is not finite does not reach the rows before it; elsewhere nobody waits to look for one.
     """
+    if query.shape[1] == 1 or not any(can_be_read(x) and _is_wild(x) for x in (query, key, value)):
+        return _latest(query, key, value, key_mask, scale)
+    earlier = key.shape[1] - query.shape[1]
+    whole = attention(
+        F.pad(query, (0, 0, 0, 0, earlier, 0)), key, value, mechanism=find("softmax"),
+        scale=query.shape[-1] ** -0.5 if scale is None else scale, causal=True, key_mask=key_mask,
+        cu_seqlens_q=None, cu_seqlens_k=None, rotary=None,
+    )  # fmt: skip
+    return whole[:, earlier:]
+
+
+def _is_wild(x: Tensor) -> bool:
+    """Whether a number is NaN or beyond all measure."""
+    return not bool((x.detach().abs() <= TAME).all())
+
+
+def _latest(query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, scale: float | None) -> Tensor:
     tokens, keys = query.shape[1], key.shape[1]
     seen = None
     if tokens > 1 and (key_mask is not None or tokens != keys):
