@@ -112,7 +112,7 @@ def made_with(kind: str, arm: str, width: int) -> tuple[str, dict[str, Any]]:
     if arm == "mamba2":
         return "mamba2_tiny", {"state_size": width}
     # Without a look at the token before, no key could be told from its value: every arm has a short convolution. It
-    # knows what is next to what; rotary positions beside it keep linear arms from learning recall in so few steps.
+    # knows what is next to what; positions are not asked for, and rotary ones kept mala from learning (results/recall).
     return "affinear_tiny", {"mechanism": arm, "head_dim": width, "conv_size": 4, "rope_theta": None}
 
 

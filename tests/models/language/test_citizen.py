@@ -58,6 +58,37 @@ def test_a_head_that_somebody_put_there_is_called():
     torch.testing.assert_close(out.loss, wanted)
 
 
+def test_weights_in_several_files_come_back_in_any_dtype(tmp_path: Path):
+    model, tokens = made(softmax_every=2, conv_size=3, qk_norm=True), torch.randint(VOCABULARY, (1, 9))
+    model.save_pretrained(tmp_path, max_shard_size="4KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    for given in ({}, {"dtype": "auto"}, {"device_map": "cpu"}, {"low_cpu_mem_usage": True}):
+        again: Any = hf.AutoModelForCausalLM.from_pretrained(tmp_path, **given)
+        assert torch.equal(again(tokens).logits, model(tokens).logits)
+    half: Any = hf.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert {weight.dtype for weight in half.parameters()} == {torch.bfloat16}
+    half.save_pretrained(tmp_path / "half")
+    found: Any = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "half", dtype="auto")
+    assert found.dtype == torch.bfloat16
+
+
+def test_an_outline_takes_no_memory_and_can_be_filled(tmp_path: Path):
+    model, tokens = made(conv_size=3), torch.randint(VOCABULARY, (1, 9))
+    with torch.device("meta"):
+        outline: Any = hf.AutoModelForCausalLM.from_config(model.config)
+    assert all(weight.is_meta for weight in outline.parameters())
+    outline.to_empty(device="cpu")
+    outline.load_state_dict(model.state_dict())
+    outline.tie_weights()
+    assert torch.equal(outline.eval()(tokens).logits, model(tokens).logits)
+
+
+@pytest.mark.parametrize("name", ["flash_attention_2", "sdpa", "flex_attention"])
+def test_other_kernels_of_attention_are_refused(name: str):
+    with pytest.raises((ValueError, ImportError), match=r"does not support|attn_implementation|flash"):
+        AffinearForCausalLM._from_config(small(), attn_implementation=name)  # pyright: ignore[reportPrivateUsage]
+
+
 def test_weights_begin_as_they_should():
     model = AffinearForCausalLM(small(hidden_size=64, conv_size=4, initializer_range=0.05))
     weights = model.state_dict()

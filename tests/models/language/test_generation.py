@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -21,6 +22,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "beams": {"do_sample": False, "num_beams": 3},
     "sampled beams": {"do_sample": True, "num_beams": 2, "num_return_sequences": 2},
     "penalties": {"do_sample": False, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+    "several beams": {"do_sample": False, "num_beams": 4, "num_return_sequences": 3, "length_penalty": 0.3},
+    "at least so many": {"do_sample": False, "min_new_tokens": 4, "eos_token_id": list(range(0, VOCABULARY, 2))},
+    "words left out": {"do_sample": False, "bad_words_ids": [[number] for number in range(5, 20)]},
+    "guided": {"do_sample": False, "guidance_scale": 1.5},
     "one token": {"do_sample": False, "max_new_tokens": 1},
     "until the end": {"do_sample": False, "eos_token_id": list(range(0, VOCABULARY, 3)), "max_new_tokens": 12},
 }
@@ -108,6 +113,52 @@ def test_embeddings_may_be_the_prompt(hybrid: AffinearForCausalLM):
     assert torch.equal(again, said)  # pyright: ignore[reportArgumentType]
 
 
+def test_embeddings_of_a_padded_batch_may_be_the_prompt(hybrid: AffinearForCausalLM):
+    model, tokens = hybrid.double(), prompt()
+    mask = torch.ones_like(tokens)
+    mask[0, :4] = 0
+    embedded = model.get_input_embeddings()(tokens)
+    for way in ({"num_beams": 2}, {"use_cache": False}):
+        said = say(model, tokens, attention_mask=mask, do_sample=False, num_beams=way.get("num_beams", 1))[:, 9:]
+        given: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+        assert torch.equal(model.generate(inputs_embeds=embedded, **given, **way), said)  # pyright: ignore
+
+
+def test_beams_and_samples_go_on_from_a_cache(model: AffinearForCausalLM):
+    model, tokens = model.double(), prompt(2, 12)
+    cache = AffinearCache(model.config)
+    with torch.no_grad():
+        model(tokens[:, :8], past_key_values=cache)
+    cache.batch_repeat_interleave(3)
+    for way in (WAYS["beams"], WAYS["several samples"]):
+        copy = deepcopy(cache)
+        assert torch.equal(say(model, tokens, past_key_values=copy, **way), say(model, tokens, **way))
+
+
+def test_a_cache_that_generate_returned_goes_on(hybrid: AffinearForCausalLM):
+    model, tokens = hybrid.double(), prompt()
+    whole = say(model, tokens, do_sample=False, max_new_tokens=8)
+    first = say(model, tokens, do_sample=False, max_new_tokens=3, return_dict_in_generate=True)
+    rest = say(model, first.sequences, do_sample=False, past_key_values=first.past_key_values)
+    assert torch.equal(rest, whole)
+
+
+def test_what_generate_feeds_it_is_the_tokens_not_seen_yet(hybrid: AffinearForCausalLM):
+    tokens = prompt()
+    cache = hybrid(tokens[:, :6]).past_key_values
+    given = hybrid.prepare_inputs_for_generation(tokens, next_sequence_length=3, past_key_values=cache)
+    assert torch.equal(given["input_ids"], tokens[:, 6:])
+    assert given["past_key_values"] is cache
+
+
+def test_scores_are_those_of_the_whole_forward(hybrid: AffinearForCausalLM):
+    model, tokens = hybrid.double(), prompt()
+    out = say(model, tokens, do_sample=False, return_dict_in_generate=True, output_logits=True)
+    with torch.no_grad():
+        whole = model(out.sequences[:, :-1], logits_to_keep=5).logits
+    torch.testing.assert_close(torch.stack(out.logits, dim=1).double(), whole, rtol=1e-6, atol=1e-6)
+
+
 def test_a_streamer_gets_every_token():
     model, tokens = made(), prompt(1)
 
@@ -139,7 +190,13 @@ def test_a_state_does_not_grow():
     [
         ({"cache_implementation": "static"}, "cache_implementation: expected None, as a state is the cache"),
         ({"cache_implementation": "quantized"}, "cache_implementation: expected None"),
+        ({"cache_implementation": "offloaded"}, "cache_implementation: expected None"),
         ({"prompt_lookup_num_tokens": 3}, "stateful"),
+        ({"assistant_model": made()}, "stateful"),
+        ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5}, "Group Beam Search requires"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "Contrastive Search requires"),
+        ({"dola_layers": "low"}, "Dola Generation requires"),
+        ({"return_dict_in_generate": True, "output_attentions": True}, "output_attentions: expected False"),
         ({"past_key_values": hf.DynamicCache()}, "past_key_values: expected an AffinearCache, got DynamicCache"),
         ({"max_new_tokens": 0}, "greater than 0"),
         ({"colour": "red"}, "colour"),
@@ -148,6 +205,12 @@ def test_a_state_does_not_grow():
 def test_what_a_state_cannot_do_is_refused(way: dict[str, Any], words: str):
     with pytest.raises(ValueError, match=words):
         say(made(), prompt(), **way)
+
+
+def test_embeddings_are_not_read_in_pieces():
+    embedded = torch.randn(1, 9, 16)
+    with pytest.raises(ValueError, match="prefill_chunk_size: expected None beside inputs_embeds"):
+        made().generate(inputs_embeds=embedded, prefill_chunk_size=4, max_new_tokens=2, pad_token_id=0)  # pyright: ignore
 
 
 def test_a_prompt_of_no_tokens_is_refused():

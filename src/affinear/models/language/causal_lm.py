@@ -200,6 +200,11 @@ class AffinearForCausalLM(AffinearPreTrainedModel, GenerationMixin):
             raise ValueError(
                 f"cache_implementation: expected None, as a state is the cache, got {kind!r}; leave it out"
             )
+        if generation_config.prefill_chunk_size is not None and model_kwargs.get("inputs_embeds") is not None:
+            raise ValueError(
+                "prefill_chunk_size: expected None beside inputs_embeds, which transformers reads at once; leave it "
+                "out, or give input_ids"
+            )
         if given is not None or generation_config.use_cache is False:
             super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)  # pyright: ignore
         else:
