@@ -16,6 +16,7 @@ import torch
 import affinear as af
 from affinear.ops import rotary_1d
 from affinear.ops import triton as kernels
+from affinear.ops.depthwise import depthwise
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -65,6 +66,14 @@ def main(length: int) -> None:
     state = state.map(torch.Tensor.detach)
     out, state = af.attention(query, key, value, causal=True, initial_state=state, return_state=True, **options)
     out.sum().backward()
+    doubled: Any = [
+        torch.randn(2, length, 2, 64, device=DEVICE, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
+    ]
+    options["rotary"] = rotary_1d(length, 64, device=DEVICE)
+    af.attention(*doubled, mechanism="nala_released", **options).sum().backward()
+    image = torch.randn(2, 9, 9, 64, device=DEVICE, requires_grad=True)
+    weight = torch.randn(64, 1, 3, 3, device=DEVICE, requires_grad=True)
+    depthwise(image, weight, weight[:, 0, 0, 0], itself=True, backend="triton").sum().backward()
     options["rotary"] = rotary_1d(1, 40, device=DEVICE)
     with torch.no_grad():
         one: Any = (x[:, :1] for x in (query, key, value))

@@ -315,6 +315,32 @@ def test_two_features_of_each_channel_of_a_wide_head_fit_one_program(
         assert relative_error(mine, exact) <= times * relative_error(theirs, exact), name
 
 
+@interpreted
+@pytest.mark.usefixtures("rounding")
+@pytest.mark.parametrize(
+    ("mechanism", "rotary"),
+    [("nala", False), ("nala_released", False), ("nala_released", True), ("nala_cosine", True), ("nala_cosine", False)],
+)
+def test_two_features_of_a_channel_go_backwards_side_by_side(
+    mechanism: str, rotary: bool, segment: int, make: Make, solve: Solve, relative_error: Error
+):
+    # Two heads of queries for one of keys, several segments and a rest; no query is nothing, and none has every sign.
+    problem = make(
+        mechanism, batch=2, queries=2 * segment + 9, heads=2, groups=1, width=64, values=40, rotary=rotary,
+        dtype=torch.bfloat16,
+    )  # fmt: skip
+    problem.query[0, 3] = 0
+    problem.query[1, 5] = problem.query[1, 5].abs()
+    ours, rival = solve(problem), defined(problem, torch.bfloat16, "torch")
+    for name, mine, theirs, exact in zip(
+        Answers._fields, ours, rival, defined(problem, torch.float64, "reference"), strict=True
+    ):
+        times = 2 if name == "out" else 3
+        assert relative_error(mine, exact) <= times * relative_error(theirs, exact), name
+    for mine, alone in zip(ours, solve(problem.only(1)), strict=True):
+        assert torch.equal(mine[1:], alone)
+
+
 @pytest.mark.parametrize(
     ("mechanism", "rotary", "dtype"),
     [("mala", False, HALF), pytest.param("nala_released", True, WHOLE, marks=interpreted)],

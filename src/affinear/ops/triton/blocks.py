@@ -85,6 +85,17 @@ def pin(b_x):
 
 
 @triton.jit
+def beside(b_x, b_y):
+    """The block itself, dealt out to threads as the product `b_y` is: what is computed of both is then never moved."""
+    if INTERPRETED or is_hip():
+        return b_x
+    else:
+        return tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r,r", [b_x, b_y], dtype=tl.float32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
 def anew(i):
     """The number itself, of which the compiler does not know that it has seen it."""
     if INTERPRETED or is_hip():

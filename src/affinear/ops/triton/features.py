@@ -67,6 +67,44 @@ def feature_gradient(b_x, b_f, b_df, MAP: tl.constexpr, QUERY: tl.constexpr, FAS
 
 
 @triton.jit
+def query_power(b_x, MAP: tl.constexpr, FAST: tl.constexpr):
+    """What the two features of each channel of a float32 block of queries are made of, and their gradients too."""
+    b_d, b_r, b_inverse = _direction(b_x)
+    b_power, b_power_slope = _query_power(b_r)
+    b_root, b_log = _root(tl.abs(b_d), b_power, FAST)
+    b_near = b_d
+    b_far = b_d
+    b_slope = b_d
+    if MAP == "nala_cosine":
+        b_near, b_far, b_slope = _phase(b_d)
+    return b_d, b_inverse, b_power, b_power_slope, b_root, b_log, b_near, b_far, b_slope
+
+
+@triton.jit
+def query_pair(b_parts, MAP: tl.constexpr):
+    """The two features of each channel of a block of queries, from its `query_power`."""
+    b_f = tl.abs(b_parts[0]) * b_parts[4]
+    if MAP == "nala":
+        return tl.where(b_parts[0] < 0, 0.0, b_f), tl.where(b_parts[0] < 0, b_f, 0.0)
+    else:
+        tl.static_assert(MAP == "nala_cosine")
+        return b_f * b_parts[6], b_f * b_parts[7]
+
+
+@triton.jit
+def query_pair_gradient(b_first, b_second, b_parts, MAP: tl.constexpr):
+    """Gradient of a float32 block of queries from those of the two features of each channel."""
+    b_d, b_inverse, b_power, b_power_slope, b_root, b_log, b_near, b_far, b_slope = b_parts
+    if MAP == "nala":
+        b_df = tl.where(b_d < 0, b_second, b_first)
+        return _signed_gradient(b_df, b_d, b_inverse, b_power, b_power_slope, b_root, b_log)
+    else:
+        return _phased_gradient(
+            b_first, b_second, b_d, b_inverse, b_power, b_power_slope, b_root, b_log, b_near, b_far, b_slope
+        )
+
+
+@triton.jit
 def _double(b_first, b_second):
     """Two blocks (BN, BD) side by side."""
     b_pairs = tl.permute(tl.join(b_first, b_second), (0, 2, 1))
@@ -195,15 +233,29 @@ def _nala_query(b_x, FAST: tl.constexpr):
 @triton.jit
 def _nala_query_gradient(b_x, b_df, FAST: tl.constexpr):
     """Gradient of the query map."""
-    # f = u^p, with u = |d| and d = x / r.
     b_d, b_r, b_inverse = _direction(b_x)
     b_power, b_power_slope = _query_power(b_r)
-    b_u = tl.abs(b_d)
-    b_root, b_log = _root(b_u, b_power, FAST)
+    b_root, b_log = _root(tl.abs(b_d), b_power, FAST)
     b_positive, b_negative = _halve(b_df)
-    b_df = b_root * tl.where(b_x < 0, b_negative, b_positive)
+    b_df = tl.where(b_x < 0, b_negative, b_positive)
+    return _signed_gradient(b_df, b_d, b_inverse, b_power, b_power_slope, b_root, b_log)
+
+
+@triton.jit
+def _signed_gradient(b_df, b_d, b_inverse, b_power, b_power_slope, b_root, b_log):
+    """Gradient of the query map by that of the feature of each channel's sign."""
+    # f = u^p, with u = |d| and d = x / r.
+    b_u = tl.abs(b_d)
+    b_df = b_root * b_df
     b_sum = tl.sum(b_u * b_df * (b_power_slope * b_log - b_power), 1, keep_dims=True)
-    return (tl.where(b_x < 0, -b_df, b_df) * b_power + b_sum * b_d) * b_inverse
+    return (_with_sign(b_df, b_d) * b_power + b_sum * b_d) * b_inverse
+
+
+@triton.jit
+def _with_sign(b_x, b_signs):
+    """Numbers that change sign where `b_signs` are negative: by their bits, for which nothing is compared."""
+    b_bits = b_signs.to(tl.int32, bitcast=True) & -0x80000000
+    return (b_x.to(tl.int32, bitcast=True) ^ b_bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -234,12 +286,20 @@ def _cosine_query(b_x, FAST: tl.constexpr):
 @triton.jit
 def _cosine_query_gradient(b_x, b_df, FAST: tl.constexpr):
     """Gradient of the query map with a phase."""
-    # f = |d|^p w(d) in either half, with slope sign(d) |d|^(p - 1) (p w + d w') by d.
     b_d, b_r, b_inverse = _direction(b_x)
     b_power, b_power_slope = _query_power(b_r)
     b_root, b_log = _root(tl.abs(b_d), b_power, FAST)
     b_near, b_far, b_slope = _phase(b_d)
     b_dnear, b_dfar = _halve(b_df)
+    return _phased_gradient(
+        b_dnear, b_dfar, b_d, b_inverse, b_power, b_power_slope, b_root, b_log, b_near, b_far, b_slope
+    )
+
+
+@triton.jit
+def _phased_gradient(b_dnear, b_dfar, b_d, b_inverse, b_power, b_power_slope, b_root, b_log, b_near, b_far, b_slope):
+    """Gradient of the query map with a phase by those of its two features."""
+    # f = |d|^p w(d) in either half, with slope sign(d) |d|^(p - 1) (p w + d w') by d.
     b_wave = b_near * b_dnear + b_far * b_dfar
     b_turn = b_d * b_slope * (b_far * b_dnear - b_near * b_dfar)
     b_root = tl.where(b_d < 0, -b_root, b_root)

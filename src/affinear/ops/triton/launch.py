@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import attend, fused, moments, summarize
+from . import attend, doubled, fused, moments, summarize
 from .options import OPTIONS, OPTIONS_FLOAT32, SIZES, Options
 from .rules import Rule
 from .sizes import cdiv, next_power_of_2
@@ -17,7 +17,8 @@ from .starting import is_roomy, start
 from .statistics import Statistics
 
 NARROW = 128 * 128  # numbers of a state that one program can hold beside its tokens
-DOUBLED = 128  # channels of keys, each with two features, and of values, that one program can hold going forwards
+DOUBLED = 128  # channels of keys, each with two features, and of values, that one program can hold in bfloat16
+PAIRED = 64  # channels of keys from which on two features of each are worth kernels of their own going backwards
 SHORT = 256  # tokens
 
 
@@ -41,7 +42,8 @@ class Blocks(NamedTuple):
 def blocks_for(head_dim: int, value_dim: int, features: int, itemsize: int, whole: bool = False) -> Blocks:
     """Block shapes for heads of this width; they depend on nothing else, so neither do the bits.
 
-    A `whole` state of two features of each of 128 channels, and 128 values, is for bfloat16, going forwards.
+    A `whole` state of two features of each of 128 channels, and 128 values, is for bfloat16; going backwards, also for
+    chips with the shared memory of a Hopper.
     """
     bd = max(16, next_power_of_2(head_dim))
     bf, be = bd * features, max(16, next_power_of_2(value_dim))
@@ -216,20 +218,25 @@ def _attend(query: Tensor, parts: Statistics, segments: int, keys: int, kept: St
 def attend_tokens_backward(grad: Tensor, query: Tensor, state: Statistics, call: Call) -> tuple[Tensor, Tensor]:
     """Gradients of the queries, and of every state as a row: mean features, mean value, covariance."""
     (batch, length, heads, width), (number, groups, features, values) = query.shape, state.covariance.shape
-    b = blocks_for(width, values, call.rule.blocks, query.element_size())
+    b = blocks_for(width, values, call.rule.blocks, query.element_size(), _has_room(query))
     rotary = call.turns is not None
-    segments = segments_of(length, options_for("attend_backward", b, query.element_size(), rotary).BN)
+    paired = b.BF > b.BD >= PAIRED and b.BD <= DOUBLED and b.e_blocks == 1 and _has_room(query)
+    kernel = "paired_state" if paired else "attend_backward"
+    segments = segments_of(length, options_for(kernel, b, query.element_size(), rotary).BN)
     row = features * (2 if rotary else 1) + values + features * values
     grad_query = torch.empty(batch, length, heads, width, dtype=query.dtype, device=query.device)
     parts = torch.empty(number * groups, heads // groups * segments, row, dtype=torch.float32, device=query.device)
-    call.start(
-        attend.attend_backward_kernel, (number * heads, segments, b.e_blocks),
-        (query, grad, _or(call.bounds_q, query), _or(call.turns, query), *_pointers(state), grad_query, parts),
-        (*query.stride(), *grad.stride(), length, length, segments, call.scale, heads, groups),
-        MAP=call.rule.map, GAIN=call.rule.gain, RELEASED=call.rule.released, ROTARY=rotary,
-        PACKED=call.bounds_q is not None, D=width, E=values, F=features, E_BLOCKS=b.e_blocks,
-        **_build("attend_backward", b, query.dtype, rotary),
-    )  # fmt: skip
+    if paired:
+        _attend_pairs_backward(grad, query, state, grad_query, parts, segments, b, call)
+    else:
+        call.start(
+            attend.attend_backward_kernel, (number * heads, segments, b.e_blocks),
+            (query, grad, _or(call.bounds_q, query), _or(call.turns, query), *_pointers(state), grad_query, parts),
+            (*query.stride(), *grad.stride(), length, length, segments, call.scale, heads, groups),
+            MAP=call.rule.map, GAIN=call.rule.gain, RELEASED=call.rule.released, ROTARY=rotary,
+            PACKED=call.bounds_q is not None, D=width, E=values, F=features, E_BLOCKS=b.e_blocks,
+            **_build(kernel, b, query.dtype, rotary),
+        )  # fmt: skip
     if parts.shape[1] == 1:
         return grad_query, parts[:, 0]
     total = torch.empty(number * groups, row, dtype=torch.float32, device=query.device)
@@ -239,17 +246,54 @@ def attend_tokens_backward(grad: Tensor, query: Tensor, state: Statistics, call:
     return grad_query, total
 
 
+def _has_room(tokens: Tensor) -> bool:
+    """Whether a program of the backward pass can hold a state with two features of each of 128 channels."""
+    return tokens.dtype == torch.bfloat16 and is_roomy()
+
+
+def _attend_pairs_backward(
+    grad: Tensor, query: Tensor, state: Statistics, grad_query: Tensor, parts: Tensor, segments: int, b: Blocks,
+    call: Call,
+) -> None:  # fmt: skip
+    """Fill the gradients of queries, then those of states, for maps that double the width."""
+    (batch, length, heads, width), (number, groups, features, values) = query.shape, state.covariance.shape
+    rotary = call.turns is not None
+    bn = options_for("paired_query", b, query.element_size(), rotary).BN
+    rows = share_rows(length, number * heads, bn, query.device)
+    # Gain and gradient of z; for the released networks also the weight of the mean value, and the gradient of a turn.
+    number_of_notes = 2 + call.rule.released * (1 + rotary)
+    notes = torch.empty(number_of_notes, heads, batch * length, dtype=torch.float32, device=query.device)
+    tokens = query, grad, _or(call.bounds_q, query), _or(call.turns, query)
+    strides = *query.stride(), *grad.stride(), length, length
+    constants = {
+        "MAP": call.rule.map, "RELEASED": call.rule.released, "ROTARY": rotary, "PACKED": call.bounds_q is not None,
+        "D": width, "E": values, "F": features,
+    }  # fmt: skip
+    call.start(
+        doubled.paired_query_kernel, (number * heads, cdiv(max(length, 1), rows), 1),
+        (*tokens, *_pointers(state), grad_query, notes),
+        (*strides, rows, notes.stride(0), call.scale, heads, groups),
+        GAIN=call.rule.gain, **constants, **_build("paired_query", b, query.dtype, rotary),
+    )  # fmt: skip
+    call.start(
+        doubled.paired_state_kernel, (number * heads, segments, 1), (*tokens, notes, parts),
+        (*strides, segments, notes.stride(0), call.scale, heads),
+        **constants, **_build("paired_state", b, query.dtype, rotary),
+    )  # fmt: skip
+
+
 def summarize_tokens_backward(
     grad: Tensor, key: Tensor, value: Tensor, state: Statistics, call: Call
 ) -> tuple[Tensor, Tensor]:
     """Gradients of keys and values from those of their states."""
     (batch, length, heads, width), (number, _, features, values) = key.shape, state.covariance.shape
-    b = blocks_for(width, values, call.rule.blocks, key.element_size())
+    b = blocks_for(width, values, call.rule.blocks, key.element_size(), _has_room(key))
+    kernel = "summarize_backward whole" if b.BF > b.BD == b.BE == DOUBLED else "summarize_backward"
     grad_key = torch.empty(batch, length, heads, width, dtype=key.dtype, device=key.device)
     grad_value = torch.empty(batch, length, heads, values, dtype=key.dtype, device=key.device)
     mask, mask_strides = _mask(call, key)
     rotary = call.turns is not None
-    options = options_for("summarize_backward", b, key.element_size(), rotary)
+    options = options_for(kernel, b, key.element_size(), rotary)
     bn, fine = options.BN, options.fine and key.dtype == torch.bfloat16
     rows = share_rows(length, number * heads, bn, key.device)
     call.start(
@@ -259,7 +303,7 @@ def summarize_tokens_backward(
         (*key.stride(), *value.stride(), *mask_strides, length, length, rows, heads),
         MAP=call.rule.map, ROTARY=rotary, MASKED=call.mask is not None, PACKED=call.bounds_k is not None,
         D=width, E=values, F=features, E_BLOCKS=b.e_blocks, FINE=fine, PIN=bn < 64,
-        **_build("summarize_backward", b, key.dtype, rotary),
+        **_build(kernel, b, key.dtype, rotary),
     )  # fmt: skip
     return grad_key, grad_value
 

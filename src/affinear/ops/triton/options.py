@@ -1,7 +1,9 @@
 """How each kernel is built, by the size of the state it holds: measured on an H200, see benchmarks/NOTES.md.
 
 Tokens in a block change how sums are grouped: `summarize` and `attention`, which both make states, must agree on them.
-Where rotary positions want another build, the kernel is there twice, the second time as "... rotary".
+Where rotary positions want another build, the kernel is there twice, the second time as "... rotary". A kernel that
+goes backwards over tokens with two features of each of 128 channels may have room for the "whole" of their state.
+Kernels "paired_..." and "... whole" were counted, not measured: `tune_jobs.py` has their candidates.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ OPTIONS = {
         "attention": Options(64, 4, 3),
         "attend": Options(64, 4, 3, 128),
         "attend_backward": Options(64, 4, 3),
+        "paired_query": Options(64, 4, 2),
+        "paired_state": Options(32, 4, 3),
         "summarize_backward": Options(64, 4, 3),
     },
     "medium": {
@@ -49,6 +53,8 @@ OPTIONS = {
         "attention": Options(64, 4, 3),
         "attend": Options(64, 4, 2),
         "attend_backward": Options(16, 4, 3),
+        "paired_query": Options(64, 4, 2),
+        "paired_state": Options(32, 4, 3),
         "summarize_backward": Options(64, 4, 3),
     },
     "large": {
@@ -59,6 +65,8 @@ OPTIONS = {
         "attend": Options(64, 4, 2),
         "attend rotary": Options(64, 4, 3),
         "attend_backward": Options(32, 8, 3),
+        "paired_query": Options(64, 8, 2),
+        "paired_state": Options(32, 8, 3),
         "summarize_backward": Options(64, 8, 3, fine=True),
         "summarize_backward rotary": Options(64, 8, 3, fine=True, lean=2),
     },
@@ -67,7 +75,11 @@ OPTIONS = {
         "attention": Options(32, 8, 1),
         "attend": Options(64, 8, 3, fine=True),
         "attend_backward": Options(16, 8, 1),
+        "paired_query": Options(64, 8, 2),
+        "paired_state": Options(32, 8, 3),
         "summarize_backward": Options(16, 8, 1),
+        "summarize_backward whole": Options(64, 8, 2, fine=True),
+        "summarize_backward whole rotary": Options(32, 8, 2, fine=True),
     },
     "wide": dict.fromkeys(
         ("summarize", "attention", "attend", "attend_backward", "summarize_backward"),
