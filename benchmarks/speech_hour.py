@@ -95,10 +95,10 @@ def main() -> None:
         arms = [Arm(model, name, device) for name in given.only.split(",")]
         for minutes in map(float, given.minutes.split(",")):
             rows += _length(model, arms, minutes, given.rounds, room)
-            given.out.write_text(json.dumps({"machine": _machine(device), "rows": rows}, indent=1))
+            _keep(given.out, {"machine": _machine(device), "rows": rows})
     if device.type == "cuda":
         rows.append(_from_samples(given.models.split(",")[0], device))
-        given.out.write_text(json.dumps({"machine": _machine(device), "rows": rows}, indent=1))
+        _keep(given.out, {"machine": _machine(device), "rows": rows})
 
 
 def _length(model: str, arms: list[Arm], minutes: float, rounds: int, room: float) -> list[dict[str, Any]]:
@@ -147,6 +147,13 @@ def _from_samples(model: str, device: torch.device) -> dict[str, Any]:
     row["gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 3)
     print(json.dumps(row), flush=True)
     return row
+
+
+def _keep(path: Path, content: dict[str, Any]) -> None:
+    """Write it at once or not at all: the time may be over any moment."""
+    beside = path.with_suffix(".part")
+    beside.write_text(json.dumps(content, indent=1))
+    beside.replace(path)
 
 
 def _machine(device: torch.device) -> dict[str, str]:

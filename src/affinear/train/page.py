@@ -212,5 +212,11 @@ def round_values(low: float, high: float) -> list[float]:
 def _tick(value: float, height: float) -> str:
     return (
         f'<line class="axis" x1="44" x2="344" y1="{height:.1f}" y2="{height:.1f}"/>'
-        f'<text x="39" y="{height + 4:.1f}" text-anchor="end">{value:.4g}</text>'
+        f'<text x="39" y="{height + 4:.1f}" text-anchor="end">{_short(value)}</text>'
     )
+
+
+def _short(value: float) -> str:
+    """A number in the six signs that fit beside a chart."""
+    told = (f"{value:.4g}", f"{value:.6g}", f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e"))
+    return next((text for text in told if len(text) <= 6), told[-1])

@@ -162,7 +162,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _reason(error: Exception) -> str:
-    said = str(error).partition("\n")[0][:120]
+    said = str(error).partition("\n")[0][:200]  # our own sentences whole
     if isinstance(error, Image.UnidentifiedImageError):
         return "not an image of a known kind, or empty"
     return said or type(error).__name__

@@ -17,7 +17,7 @@ RECIPES: dict[str, tuple[Recipe, Hearing]] = {
         Recipe(
             epochs=150,
             batch_size=256,
-            opt="adamw",
+            opt="adam",
             lr=0.05 / 12,
             weight_decay=1e-6,
             betas=(0.9, 0.98),
@@ -36,7 +36,7 @@ RECIPES: dict[str, tuple[Recipe, Hearing]] = {
         Recipe(
             epochs=60,
             batch_size=128,
-            opt="adamw",
+            opt="adam",
             lr=2e-3,
             weight_decay=1e-6,
             betas=(0.9, 0.98),
