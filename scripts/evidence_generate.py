@@ -324,7 +324,7 @@ def speed(given: argparse.Namespace) -> int:
                 rows[arm]["peak_gb"] = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
             print(f"turn {turn}: {arm} {given.speed_batch / seconds:.1f} images/s", flush=True)
             about = {"batch": given.speed_batch, "sampler": "euler", "steps": given.sample_steps, "guidance": 1.0}
-            about |= {"compiled": not given.eager, "dtype": "bfloat16", "tokens": 256}
+            about |= {"compiled": not given.eager and device.type == "cuda", "dtype": "bfloat16", "tokens": 256}
             keep(given.output / "speed.json", {"machine": machine(), **about, "rows": list(rows.values())})
     lines = ["| arm | images/s, median | GB |", "|---|---|---|"]
     for row in rows.values():

@@ -116,7 +116,5 @@ def test_a_page_description_under_another_name_is_not_run(tmp_path: Path):
 def test_images_that_would_cause_too_much_work_are_refused_by_their_header(tmp_path: Path, size: tuple[int, int]):
     path = tmp_path / "a.ppm"
     path.write_bytes(f"P6 {size[0]} {size[1]} 255\n".encode() + bytes(100))
-    with pytest.raises(
-        CorruptImage, match=r"expected sides of at most 32768.* make it smaller\)$|exceeds limit"
-    ):
+    with pytest.raises(CorruptImage, match=r"expected sides of at most 32768.* make it smaller\)$|exceeds limit"):
         open_image(path)
