@@ -1,6 +1,8 @@
 """What a detector's backbone and pyramid take for images of 800 x 1344, beside a twin of the released backbone.
 
 PYTHONPATH=src:benchmarks python benchmarks/speed.py --kind detect_jobs --out detect-speed.json
+
+Without a GPU it takes one image of 64 x 96, which only shows that everything runs; rows say of what size they are.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from affinear.models.detectors.neck import Backbone
 
 Row = dict[str, Any]
 Measure = Callable[[], Iterator[Row]]
-GPU = torch.device("cuda")
-BATCH, HEIGHT, WIDTH = 8, 800, 1344
+CUDA = torch.cuda.is_available()
+GPU = torch.device("cuda" if CUDA else "cpu")
+BATCH, HEIGHT, WIDTH = (8, 800, 1344) if CUDA else (1, 64, 96)
 SETTINGS = DetectorSettings("mask_rcnn", norm="none")  # as the released detectors are
 COMPILED, EAGER = "compiled", "eager"
 WHO = ("twin_tiny", "mavit_tiny", "mavit_tiny_linear", "twin_small", "mavit_small", "mavit_small_linear")
@@ -81,22 +84,23 @@ def pyramid(name: str, way: str) -> Measure:
     called: Any = network if way == EAGER else models.compiled(network, graphed=False)
 
     def one() -> Sequence[Tensor]:
-        with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
+        with torch.inference_mode(), torch.autocast(GPU.type, torch.bfloat16):
             return called(images)
 
     begun = time.perf_counter()
     for _ in range(4):
         one()
-    torch.cuda.synchronize()
+    timing.synchronize(GPU)
     first = time.perf_counter() - begun
-    torch.cuda.reset_peak_memory_stats()
+    if CUDA:
+        torch.cuda.reset_peak_memory_stats()
 
     def measure() -> Iterator[Row]:
         row: Row = {"what": "pyramid", "who": name, "way": way, "batch": BATCH, "height": HEIGHT, "width": WIDTH}
         for turn in range(2):
             one()
             times = timing.collect(models.sample(one, GPU, 15))
-            peak = torch.cuda.max_memory_allocated() / 2**30
+            peak = torch.cuda.max_memory_allocated() / 2**30 if CUDA else 0.0
             speed = 1e3 * BATCH / times.median
             yield {**row, "turn": turn, "ms": times.median, "images_per_s": speed, "peak_gib": peak, "first_s": first}
 

@@ -159,12 +159,11 @@ def run(chosen: dict[str, str], arguments: argparse.Namespace) -> None:
         while (row := worker.hear(time.monotonic() + 120)) is not None and "done" not in row:
             report["rows"].append(row)
             keep()
+            print(short(row), flush=True)
         worker.process.kill()
         print(f"{time.monotonic() - start:6.1f} s  {worker.name} measured", flush=True)
     report["seconds"] = time.monotonic() - start
     keep()
-    for row in report["rows"]:
-        print(short(row), flush=True)
     print(*report["bars"], sep="\n", flush=True)
 
 

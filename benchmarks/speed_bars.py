@@ -57,6 +57,8 @@ class Verdict:
 def verdicts(report: dict[str, Any]) -> list[Verdict]:
     """Every bar, in the order of the list."""
     rows: list[Row] = report["rows"]
+    if any(row.get("what") == "pyramid" for row in rows):  # a report of detectors alone
+        return list(_pyramids(rows))
     return [*_networks(rows), *_passes(rows), *_widths(rows), *_causal(rows), *_calls(rows)]
 
 
@@ -84,6 +86,15 @@ def _networks(rows: list[Row]) -> Iterator[Verdict]:
     yield Verdict(
         "nalaformer_base over mavit_base, graphed", 0.85, ratio("nalaformer_base", "mavit_base", *given), True
     )
+
+
+def _pyramids(rows: list[Row]) -> Iterator[Verdict]:
+    for size in ("tiny", "small"):
+        for way in ("compiled", "eager"):
+            wanted = {"what": "pyramid", "way": way}
+            speeds = (_find(rows, "images_per_s", who=f"{who}_{size}", **wanted) for who in ("mavit", "twin"))
+            if way == "compiled" or any(row.get("way") == way and row.get("who") == f"twin_{size}" for row in rows):
+                yield Verdict(f"backbone and pyramid, mavit_{size} over released, {way}", 1.3, _over(*speeds), True)
 
 
 def _passes(rows: list[Row]) -> Iterator[Verdict]:

@@ -1,18 +1,21 @@
 """The evidence for segmentation: CamVid from fresh weights, and what UperNet costs, on one GPU, within a given time.
 
+    PYTHONPATH=src python scripts/evidence_segment.py choose --data camvid --output evidence --minutes 5
     PYTHONPATH=src python scripts/evidence_segment.py camvid --data camvid --output evidence --minutes 8
     PYTHONPATH=src python scripts/evidence_segment.py alone --output evidence
     PYTHONPATH=src python scripts/evidence_segment.py upernet --output evidence
     PYTHONPATH=src python scripts/evidence_segment.py growth --output evidence
     PYTHONPATH=src python scripts/evidence_segment.py page --output evidence --page results/segmentation
 
+`choose` trains `mavit_tiny` by the small recipe and variants of it, judges them by the validation photos, and writes
+the best one to `chosen.json`, which `camvid` then takes for all arms; without that file it takes the recipe as it is.
 `camvid` trains every arm with every seed that is not trained yet by the small recipe, several processes at a time, each
 of which does run after run, all by the same settings, and judges them on the test photos: all arms with the first seed,
 then with the next. It writes `camvid.json` after each. When the time is over it stops; the same command goes on where
-each run was. `--split validation` judges by the other half, for choosing a recipe; `--steps 2 --parallel 1` is a trial.
-`alone` measures each arm by itself: images per second and memory of a training step, parameters and multiply-adds.
-`upernet` does so for UperNet at 512 x 2048, two images at a time. `growth` takes one image through forward and backward
-of a backbone, from 512 x 512 up to 4096 x 4096. All write after every row. `page` writes the page about all of it.
+each run was. `--steps 2 --parallel 1` is a trial. `alone` measures each arm by itself: images per second and memory of
+a training step, parameters and multiply-adds. `upernet` does so for UperNet at 512 x 2048, two images at a time.
+`growth` takes one image through forward and backward of a backbone, from 512 x 512 up to 4096 x 4096. All write after
+every row. `page` writes the page about all of it.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ from affinear.tasks.segment.looking import labels_of
 from affinear.tasks.segment.opening import open_scenes
 from affinear.tasks.segment.pairs import Scenes
 from affinear.tasks.segment.samples import as_bytes
+from affinear.tasks.segment.settings import Segmentation
 from affinear.tasks.segment.work import Normalize, look_of, pixel_loss
 from affinear.train import Interrupted, Recipe, Run, train
 from affinear.train.settings import parse_size
@@ -65,11 +69,19 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "around mala": (LINEAR, {"mechanism": "mala"}),
 }
 USUAL = tuple(ARMS)[:7]
+VARIANTS: dict[str, tuple[str, ...]] = {  # of the small recipe, to be chosen from by validation photos
+    "small": (),
+    "slower": ("lr=5e-4",),
+    "wider": ("zoom=0.5,2.0",),
+    "larger": ("short_side=540", "zoom=0.67,1.33"),
+}
+TRIED = "mavit_tiny"  # the arm that they are tried with
 CROP, BATCH, CLASSES = (320, 320), 16, 11  # a crop that photos of 360 x 480 fill at every zoom
 SHOWN = ("mavit_tiny", 0)  # the run whose maps are kept
 PHOTOS = 6  # how many of them, evenly among the test photos
 UPERNETS = {"mavit_small_linear": {}, "mavit_small": {}, "swin_small_patch4_window7_224": {}}
 WIDE, WIDE_BATCH, WIDE_CLASSES = (512, 2048), 2, 150
+PARTS = ("choose", "camvid", "alone", "upernet", "growth", "page", "worker")
 GROWING = (512, 768, 1024, 1536, 2048, 3072, 4096)  # pixels a side
 PATIENCE = 4.0  # seconds that a pass may take before larger images are left out
 
@@ -82,11 +94,13 @@ class Cell:
         arm: Its name.
         seed: Of everything random.
         folder: Where its run is.
+        changes: Of the recipe.
     """
 
     arm: str
     seed: int
     folder: Path
+    changes: tuple[str, ...] = ()
 
     @property
     def result(self) -> Path:
@@ -98,8 +112,8 @@ def main() -> int:
     """Do what is asked; 1 if something is left to do."""
     given = arguments().parse_args()
     given.output.mkdir(parents=True, exist_ok=True)
-    if given.what == "camvid":
-        return camvid(given)
+    if given.what in ("camvid", "choose"):
+        return trained(given)
     if given.what == "worker":
         work(given)
         return 0
@@ -114,51 +128,71 @@ def main() -> int:
 
 
 def cells_of(given: argparse.Namespace) -> dict[str, Cell]:
-    """All runs by name, the first seed of every arm before the second of any."""
+    """All runs by name, the first seed of every arm before the second of any; or the variants."""
+    if given.trial:
+        return {name: Cell(TRIED, 0, given.output / "choose" / name, VARIANTS[name]) for name in VARIANTS}
     arms = [name.strip() for name in given.arms.split(",")] if given.arms else list(USUAL)
     unknown = [name for name in arms if name not in ARMS]
     if unknown:
         raise ValueError(f"--arms: expected some of {', '.join(ARMS)}, got {unknown[0]!r}")
-    folder = given.output / ("camvid" if given.split == "test" else f"camvid-{given.split}")
+    file = given.output / "chosen.json"
+    chosen = tuple(json.loads(file.read_text())["set"]) if file.is_file() else ()
     named = [(f"{arm.replace(' ', '_')}-{seed}", arm, int(seed)) for seed in given.seeds.split(",") for arm in arms]
-    return {name: Cell(arm, seed, folder / name) for name, arm, seed in named}
+    return {name: Cell(arm, seed, given.output / "camvid" / name, chosen) for name, arm, seed in named}
 
 
-def camvid(given: argparse.Namespace) -> int:
-    """Train what is left of all arms and seeds, and tell what came out so far."""
+def trained(given: argparse.Namespace) -> int:
+    """Train what is left of all cells, and tell what came out so far."""
+    given.trial = given.what == "choose"
     cells = cells_of(given)
     began, until = time.monotonic(), time.time() + 60 * given.minutes
     command = [__file__, "worker", "--data", given.data, "--output", str(given.output), "--seeds", given.seeds]
-    command += ["--steps", str(given.steps), "--workers", str(given.workers), "--split", given.split]
-    command += ["--until", str(until)]
+    command += ["--steps", str(given.steps), "--workers", str(given.workers), "--until", str(until)]
+    command += ["--trial"] if given.trial else []
     command += ["--arms", given.arms] if given.arms else []
     for change in given.set or []:
         command += ["--set", change]
 
     def tell_one(name: str) -> str:
-        tell(list(cells.values()), given)
-        return told(cells[name])
+        if not given.trial:
+            tell(list(cells.values()), given)
+        return f"{name}: {told(cells[name])}"
 
-    files = {name: one.folder.with_name(f"{name}.json") for name, one in cells.items()}
     with sharing(given.mps, given.output):
-        left = lead(command, files, given.parallel, until, tell_one, stop=True)
-    print(tell(list(cells.values()), given))
+        left = lead(
+            command, {name: one.result for name, one in cells.items()}, given.parallel, until, tell_one, stop=True
+        )
+    if given.trial:
+        choose(cells, given.output)
+    else:
+        print(tell(list(cells.values()), given))
     print(f"{time.monotonic() - began:.0f} s; {len(left)} left")
     return int(bool(left))
+
+
+def choose(cells: Mapping[str, Cell], output: Path) -> None:
+    """Write down the variant that did best on validation photos, of those that are done."""
+    scores = {name: miou(json.loads(one.result.read_text())) for name, one in cells.items() if one.result.is_file()}
+    if not scores:
+        print("nothing is done yet, so nothing is chosen: the same command goes on")
+        return
+    best = max(scores, key=lambda name: scores[name])
+    keep(output / "chosen.json", {"name": best, "set": cells[best].changes, "validation": scores})
+    print(f"chosen: {best}, of {', '.join(f'{name} {score:.1%}' for name, score in scores.items())}")
 
 
 def work(given: argparse.Namespace) -> None:
     """Be one of several processes: do runs until none is left or the time is over."""
     torch.set_num_threads(1)
     cells = cells_of(given)
-    files = {name: one.folder.with_name(f"{name}.json") for name, one in cells.items()}
-    for name in claimed(files, given.until):
-        attempt(lambda one=cells[name]: cell(given, one), files[name])
+    for name in claimed({name: one.result for name, one in cells.items()}, given.until):
+        attempt(lambda one=cells[name]: cell(given, one), cells[name].result)
 
 
 def cell(given: argparse.Namespace, one: Cell) -> None:
     """Train one arm with one seed, judge it, and write what came out."""
     model, args = ARMS[one.arm]
+    split = "validation" if given.trial else "test"
     changes: dict[str, Any] = {
         "steps": given.steps,
         "eval_steps": given.steps,
@@ -167,15 +201,15 @@ def cell(given: argparse.Namespace, one: Cell) -> None:
         "workers": given.workers,
         "batch_size": BATCH,
         "crop": CROP,
-        "test_split": given.split,
+        "test_split": split,
         "test_batch": 16,
         "memory": True,
         "compile": False,
         "log_every": 100,
     }
-    changes |= parse(given.set or [], Recipe, tasks.find("segment").settings)
+    changes |= parse([*one.changes, *(given.set or [])], Recipe, tasks.find("segment").settings)
     setup = tasks.recipe_for("segment", model, "small", **changes)
-    data = opened(given.data, given.split)
+    data = opened(given.data, split)
     began = time.monotonic()
     try:
         result = train(Run(model, given.data, one.folder, setup, args), data=data)
@@ -183,7 +217,7 @@ def cell(given: argparse.Namespace, one: Cell) -> None:
         raise SystemExit(0) from None
     last, trained_in = result.records[-1], time.monotonic() - began
     score = tasks.evaluate(result.weights, data)
-    if (one.arm, one.seed) == SHOWN:
+    if (one.arm, one.seed) == SHOWN and not given.trial:
         show(result.weights, data, one.folder.with_name("maps"))
     found = {
         "arm": one.arm,
@@ -198,11 +232,12 @@ def cell(given: argparse.Namespace, one: Cell) -> None:
         "seconds": time.monotonic() - began,
         "train_seconds": trained_in,
         "steps": given.steps,
-        "split": given.split,
+        "split": split,
+        "changes": one.changes,
         "recipe": setup.recipe.as_dict(),
         "settings": setup.settings.as_dict(),
     }
-    keep(one.folder.with_name(f"{one.folder.name}.json"), found)
+    keep(one.result, found)
     shutil.rmtree(one.folder)  # hundreds of megabytes that nobody needs any more
 
 
@@ -216,13 +251,14 @@ def show(weights: Path, data: Scenes, folder: Path) -> None:
     """Write the maps of some test photos that a run found, in the data set's own numbers, each beside its name."""
     trained = tasks.load_trained(weights)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    normalize, network = Normalize(trained.job.settings, device), trained.network.to(device).eval()
+    settings: Segmentation = trained.job.settings
+    normalize, network = Normalize(settings, device), trained.network.to(device).eval()
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(0, len(data.test), max(1, len(data.test) // PHOTOS)):
         photo, truth = data.test[number]
         with torch.no_grad():
-            images = normalize(as_bytes(photo, None, None).to(device))[None]
-            found = labels_of(network, images, look_of(trained.job.settings), (truth.shape[0], truth.shape[1]))[0]
+            images = normalize(as_bytes(photo, settings.short_side, settings.long_side).to(device))[None]
+            found = labels_of(network, images, look_of(settings), (truth.shape[0], truth.shape[1]))[0]
         name = Path(data.test.path(number)).stem
         (folder / f"{name}.png").write_bytes(map_file(found.short().cpu().numpy(), data.test.numbers))
 
@@ -244,8 +280,9 @@ def miou(found: Mapping[str, Any]) -> float:
 def tell(cells: Sequence[Cell], given: argparse.Namespace) -> str:
     """Write all that is done as JSON, and give it as a table."""
     done = [json.loads(one.result.read_text()) for one in cells if one.result.is_file()]
-    name = "camvid" if given.split == "test" else f"camvid-{given.split}"
-    keep(given.output / f"{name}.json", {"machine": machine(), "parallel": given.parallel, "cells": done})
+    chosen = given.output / "chosen.json"
+    about = {"chosen": json.loads(chosen.read_text()) if chosen.is_file() else None, "parallel": given.parallel}
+    keep(given.output / "camvid.json", {"machine": machine(), **about, "cells": done})
     lines = ["| arm | seeds | mIoU, mean | lowest to highest | aAcc | parameters | images/s, shared | GB |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
     for arm in dict.fromkeys(found["arm"] for found in done):
@@ -444,13 +481,9 @@ def _plain(value: Any) -> Any:
 def arguments() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "what",
-        choices=("camvid", "alone", "upernet", "growth", "page", "worker"),
-        help="which part; camvid calls worker",
-    )
+    parser.add_argument("what", choices=PARTS, help="which part; camvid and choose call worker")
     parser.add_argument("--page", type=Path, help="page: folder of README.md and its JSON")
-    parser.add_argument("--split", default="test", help="camvid: photos to be judged by; validation to choose by")
+    parser.add_argument("--trial", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, default=math.inf, help=argparse.SUPPRESS)
     parser.add_argument("--data", default="camvid", help="CamVid's folder, with images/ and annotations/")
     parser.add_argument("--output", required=True, type=Path, help="folder for runs and JSON")

@@ -101,7 +101,19 @@ def _camvid(cells: Sequence[Row], found: Mapping[str, Any]) -> str:
             f"| {arm} | {len(rows)} | {spread(values)} | {100 * min(values):.1f} to {100 * max(values):.1f} | {right} "
             f"| {rows[0]['parameters'] / 1e6:.1f} | {speed:.0f}{mark} | {memory:.1f}{mark} |"
         )
-    return "\n".join([head, *lines, "", _floor(groups), _classes(groups)])
+    return "\n".join([head, *lines, "", _floor(groups), _choice(found["camvid"].get("chosen")), _classes(groups)])
+
+
+def _choice(chosen: Row | None) -> str:
+    """By what the recipe was chosen."""
+    if not chosen:
+        return "The recipe is `small` as it is; no variant was tried.\n"
+    tried = ", ".join(f"{name} {100 * score:.1f}" for name, score in chosen["validation"].items())
+    changes = f" ({', '.join(f'`{one}`' for one in chosen['set'])})" if chosen["set"] else ""
+    return (
+        f"The recipe, {chosen['name']}{changes}, was chosen with `mavit_tiny` and one seed by the validation half, "
+        f"before any test photo was judged: mIoU of {tried}.\n"
+    )
 
 
 def _floor(groups: Mapping[str, Sequence[Row]]) -> str:

@@ -118,6 +118,15 @@ def test_a_page_of_segmentation_has_every_part_that_was_measured(tmp_path: Path)
     assert "is missed: ahead of 1 of 2" in segmentation_page.written(tmp_path / "page", output)
 
 
+def test_a_page_says_by_what_the_recipe_was_chosen() -> None:
+    cells = [scene("mavit_tiny", 0, 0.6)]
+    assert "no variant was tried" in segmentation_page.page({"camvid": {"cells": cells}})
+    chosen = {"name": "wider", "set": ["zoom=0.5,2.0"], "validation": {"small": 0.5, "wider": 0.55}}
+    text = segmentation_page.page({"camvid": {"cells": cells, "chosen": chosen}})
+    assert "The recipe, wider (`zoom=0.5,2.0`), was chosen" in text
+    assert "mIoU of small 50.0, wider 55.0" in text
+
+
 def test_a_mean_below_the_floor_is_called_missed() -> None:
     assert "is missed: 49.0%" in segmentation_page.page({"camvid": {"cells": [scene("mavit_tiny", 0, 0.49)]}})
 
