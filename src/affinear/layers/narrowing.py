@@ -17,7 +17,7 @@ def with_narrow_weights(network: nn.Module, run: Callable[[], Tensor], x: Tensor
     """Run a network on `x`, its weights cast beforehand where autocast would cast each one by itself.
 
     A compiler makes a launch of every such cast, a hundred in a small network, and as many again for the gradients.
-    Together they are one or two. Outside compiled networks, and of weights that are narrow already, nothing changes.
+    Together they are a few. Outside compiled networks, and of weights that are narrow already, nothing changes.
 
     Args:
         network: Whose linear layers and convolutions are meant; depthwise ones read their weights as they are.
@@ -69,5 +69,19 @@ class _Narrow(torch.autograd.Function):
 
 
 def _copies(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    return tuple(_cast(list(tensors), dtype))
+
+
+# Torch's own `_foreach_copy` inside a graph the compiler takes apart again, into a launch for every tensor: so it sees
+# one operation that it does not know, and that makes a launch for some dozens of them.
+@torch.library.custom_op("affinear::cast", mutates_args=())
+def _cast(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Copies in another dtype, laid out as the tensors are."""
     rooms = [torch.empty_like(x, dtype=dtype) for x in tensors]
-    return tuple(torch.ops.aten._foreach_copy(rooms, list(tensors)))
+    torch._foreach_copy_(rooms, tensors)  # pyright: ignore[reportPrivateUsage]
+    return rooms
+
+
+@_cast.register_fake
+def _cast_shapes(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    return [torch.empty_like(x, dtype=dtype) for x in tensors]
