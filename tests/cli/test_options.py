@@ -40,3 +40,16 @@ def test_a_size_that_is_none_gets_a_sentence(words: tuple[str, ...], tmp_path: P
 def test_the_lens_shows_images_at_the_size_that_is_asked_for(tmp_path: Path):
     Image.new("RGB", (50, 40)).save(tmp_path / "a.png")
     assert batch_of_images(tmp_path, timm.create_model("resnet10t"), 1, (64, 96)).pixels.shape == (1, 3, 64, 96)
+
+
+def test_a_comparison_takes_a_small_network_of_its_task():
+    from affinear import tasks
+    from affinear.cli.compare import SMALLEST
+
+    distils = {name for name in tasks.names() if name.startswith("distil")}  # which need a teacher, and so its name
+    assert set(SMALLEST) == set(tasks.names()) - distils
+    done = CliRunner().invoke(
+        cli.build_app(), ["compare", "--task", "ranges", "--data", "listops:train=9,validation=3,test=6", "--dry-run"]
+    )
+    assert done.exit_code == 0, done.output
+    assert "mala" in done.output

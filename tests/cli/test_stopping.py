@@ -44,6 +44,22 @@ cli.main()
     assert done.stdout.strip() == ("" if said else "tidied up")
 
 
+def test_ctrl_c_is_heard_before_the_command_line_is_imported():
+    code = """
+import os, signal, sys
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "affinear.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Watch())
+from affinear.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr.strip() == "Stopped before anything was done."
+
+
 @pytest.fixture
 def photos(tmp_path: Path, seed: int) -> Path:
     draw = np.random.default_rng(seed)

@@ -147,7 +147,7 @@ def test_weights_of_a_run_need_no_converting(folder: Path, tmp_path: Path):
         "convert", folder / "last.safetensors", "--model", "mavit_base", "--output", tmp_path / "a.safetensors"
     )
     assert result.exit_code == 1
-    assert "is of affinear train: predict, eval, export and train --weights take it as it is." in result.output
+    assert "is of affinear train: predict, eval and train --weights take it as it is." in result.output
 
 
 def test_a_question_ends_with_its_own_sign():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import atexit
 import os
-import signal
 import sys
 from importlib.util import find_spec
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
-from .common import INTERRUPTED, stop, stop_at_once
+from ..stopping import INTERRUPTED, await_interrupts
+from .common import stop
 
 if TYPE_CHECKING:
     import typer
@@ -25,8 +25,7 @@ def main() -> None:
         stop(f"The affinear command needs {' and '.join(missing)}: pip install 'affinear[lens]'")
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a pipe of a narrower encoding loses a sign, not the whole answer
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, stop_at_once)
+    await_interrupts()
     try:
         build_app()()
     except SystemExit as end:

@@ -10,16 +10,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ..stopping import INTERRUPTED, stop_at_once
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
-    from types import FrameType
 
     from affinear.lens.files import Placed
     from affinear.train import Task
 
-INTERRUPTED = 130  # how a shell knows Ctrl-C
 FORMATS = (".png", ".svg", ".pdf")
-PROCESS = os.getpid()  # and not one that was forked from it
 TRAINING = ("timm", "accelerate", "safetensors", "torchvision", "PIL", "numpy")
 
 
@@ -50,13 +49,6 @@ def told_in_a_sentence() -> Generator[None]:
         if not is_first():
             sys.exit(1)
         stop(sentence(error))
-
-
-def stop_at_once(number: int, frame: FrameType | None) -> None:
-    """What Ctrl-C does while packages are imported, out of which a KeyboardInterrupt comes as anything: end."""
-    if os.getpid() == PROCESS:
-        os.write(2, b"\nStopped before anything was done.\n")
-        os._exit(INTERRUPTED)
 
 
 def listen() -> None:

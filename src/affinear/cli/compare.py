@@ -8,23 +8,37 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .common import INTERRUPTED, TRAINING, changes_of, listen, require, told_in_a_sentence
+from ..stopping import INTERRUPTED
+from .common import TRAINING, changes_of, listen, require, told_in_a_sentence
 from .plugins import Plugins, load_plugins
 
 if TYPE_CHECKING:
     from affinear.compare import Results
 
 
+SMALLEST = {
+    "classify": "affinear_trunk_micro",
+    "segment": "mavit_tiny",
+    "detect": "mavit_tiny",
+    "language": "affinear_tiny",
+    "ranges": "sequence_small",
+    "speech": "conformer_small",
+    "generate": "dit_s_2",
+    "upscale": "upscaler_light",
+}
+
+
 def compare(
     data: Annotated[str, typer.Option(help="As for `affinear train`; 'digits' are always at hand.")] = "digits",
     task: Annotated[str, typer.Option(help="What to train for, as for `affinear train`.")] = "classify",
     model: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="affinear_trunk_micro, affinear_trunk_cifar, or any network of ours or timm's; several with commas, "
-            "such as mavit_tiny,ravlt_tiny,swin_tiny_patch4_window7_224, are compared as they are."
+            "such as mavit_tiny,ravlt_tiny,swin_tiny_patch4_window7_224, are compared as they are. If not given, a "
+            "small one of the task."
         ),
-    ] = "affinear_trunk_micro",
+    ] = None,
     mechanisms: Annotated[
         str | None, typer.Option(help="What to compare, with commas, such as softmax,mala+rotary,mala_layer.")
     ] = None,
@@ -76,7 +90,7 @@ def compare(
         made = spelling.parse_model_args(model_arg or [])
         plan = comparisons.prepare(
             data,
-            model,
+            model or SMALLEST.get(task, SMALLEST["classify"]),
             names,
             chosen,
             where,

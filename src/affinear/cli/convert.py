@@ -66,7 +66,7 @@ def convert(
             converted = checkpoints.convert(checkpoint, model, nest=nest, img_size=sides, finite=not allow_nan)
     except (ValueError, TypeError) as error:
         if _is_ours(checkpoint):
-            stop(f"{checkpoint} is of affinear train: predict, eval, export and train --weights take it as it is.")
+            stop(f"{checkpoint} is of affinear train: predict, eval and train --weights take it as it is.")
         stop(sentence(error))
     except OSError as error:
         stop(f"{checkpoint} could not be read: {error.strerror or error}.")

@@ -16,13 +16,23 @@ if TYPE_CHECKING:
 
 
 def train(
-    model: Annotated[str, typer.Argument(help="A network, such as mavit_tiny, or any of timm's.")],
-    data: Annotated[
-        str, typer.Option(help="What to learn from: a folder with train/ and val/, CIFAR or idx files, or 'digits'.")
+    model: Annotated[
+        str, typer.Argument(help="A network, such as mavit_tiny, or any of timm's; `affinear models` lists ours.")
     ],
-    task: Annotated[str, typer.Option(help="What to train it for: classify, or another that docs/tasks.md names.")] = (
-        "classify"
-    ),
+    data: Annotated[
+        str,
+        typer.Option(
+            help="What to learn from: a folder with train/ and val/, CIFAR or idx files, or 'digits'; what other tasks "
+            "take, their pages in docs/ tell."
+        ),
+    ],
+    task: Annotated[
+        str,
+        typer.Option(
+            help="What to train it for: classify, segment, detect, speech, language, ranges, generate, upscale; "
+            "docs/tasks.md tells of all."
+        ),
+    ] = "classify",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder of the run; runs/MODEL-DATA if not given.")
     ] = None,

@@ -42,6 +42,7 @@ class Speech(Task[Voices, Hearing]):
     about: ClassVar[str] = "what is said in a recording"
     unit: ClassVar[str] = "seconds of audio"
     samples: ClassVar[str] = "recordings"
+    fits_few: ClassVar[bool] = True
     parts: ClassVar[str] = "speakers"
     metric: ClassVar[Measure] = Measure("wer", "WER", higher_is_better=False)
     measures: ClassVar[tuple[Measure, ...]] = (
