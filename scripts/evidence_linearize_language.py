@@ -47,8 +47,15 @@ from affinear.train.engine import ready, settled
 from affinear.train.faults import Interrupted
 
 MECHANISMS = ("mala", "nala", "linear", "inline")
+# Hedgehog's map takes the place of a mechanism's own; under it mala and linear are one.
+MAPS = {"mala": "hedgehog", "nala": "learned", "linear": "learned", "inline": "learned"}
 WINDOW: dict[str, Any] = {"window": 64, "sinks": 4}
-FORMS: dict[str, dict[str, Any]] = {"window": WINDOW, "pure": {}, "kept": {"keep_every": 4}}
+LOCAL: dict[str, Any] = {"convolution": 5}  # where no window looks at neighbours
+FORMS: dict[str, dict[str, Any]] = {
+    "window": {**WINDOW, "convolution": 0},
+    "pure": LOCAL,
+    "kept": {**LOCAL, "keep_every": 4},
+}
 STEPS = {"layers": 300, "whole": 1_000}
 CONTEXT, DISTANCES, SPAN, CUE = 1_024, (16, 128, 512), 24, 8
 LENGTHS = tuple(2**power for power in range(10, 18))
@@ -150,9 +157,7 @@ def changes_of(given: argparse.Namespace, stage: str, mechanism: str, form: str)
         "eval_steps": max(1, steps // (1 if stage == "layers" else 3)), "batch_size": given.batch,
         "accumulate": given.accumulate, "workers": given.workers, "test_rows": 32, "test_batch": 8, "log_every": 10,
     }  # fmt: skip
-    if mechanism == "inline":
-        told["feature_map"] = "learned"  # its weights have signs, which Hedgehog's map would take away
-    return told
+    return {**told, "feature_map": MAPS[mechanism]}
 
 
 def untrained(given: argparse.Namespace, rows: Rows) -> None:
@@ -160,8 +165,7 @@ def untrained(given: argparse.Namespace, rows: Rows) -> None:
     teacher = loaded(given)
     named = [("softmax", "own", "teacher", None), ("none", "window", "window alone", {"mechanism": "none", **WINDOW})]
     for form, mechanism in itertools.product(given.forms.split(","), given.mechanisms.split(",")):
-        maps = "learned" if mechanism == "inline" else "hedgehog"
-        told = {"mechanism": mechanism, "feature_map": maps, "gain": True, **FORMS[form]}
+        told = {"mechanism": mechanism, "feature_map": MAPS[mechanism], "gain": True, **FORMS[form]}
         named.append((mechanism, form, "swapped", told))
     for mechanism, form, row, told in named:
         key = {"kind": "quality", "mechanism": mechanism, "form": form, "row": row}

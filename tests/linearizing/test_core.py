@@ -159,9 +159,36 @@ def test_choices_that_do_not_go_together_are_refused(given: dict[str, Any], said
         Choices(**given)
 
 
-def test_windows_and_convolutions_are_refused_where_they_make_no_sense():
+def test_windows_are_refused_where_they_make_no_sense():
     query, key, value = tokens(9)
     with pytest.raises(ValueError, match="window: expected 0 for attention that is not causal"):
         core(window=3)(query, key, value)
-    with pytest.raises(ValueError, match="convolution: expected 0 for causal attention"):
-        core(convolution=3)(query, key, value, causal=True)
+
+
+@pytest.mark.parametrize("given", [{}, {"window": 3, "sinks": 1}, {"window": 2, "mechanism": "none"}])
+def test_a_causal_convolution_adds_values_before_and_remembers_as_many(given: dict[str, Any]):
+    count, side = 13, 5
+    query, key, value = tokens(count)
+    mask = torch.rand(2, count) < 0.8
+    made, plain = core(convolution=side, **given), core(False, **given)
+    plain.load_state_dict({name: tensor for name, tensor in made.state_dict().items() if name != "kernel"})
+    assert made.kernel is not None
+    weights = made.kernel.detach().view(GROUPS, WIDTH, side)
+    local = torch.zeros_like(query)
+    for b, i, back in itertools.product(range(2), range(count), range(side)):
+        if i >= back and mask[b, i - back]:
+            term = weights[..., side - 1 - back] * value[b, i - back]
+            local[b, i] += term.repeat_interleave(HEADS // GROUPS, dim=0)
+    expected = plain(query, key, value, causal=True, key_mask=mask) + local
+    with torch.no_grad():
+        torch.testing.assert_close(made(query, key, value, causal=True, key_mask=mask), expected)
+        memory: Memory | None = None
+        parts: list[Tensor] = []
+        for start, end in ((0, 4), (4, 5), (5, 7), (7, count)):
+            out, memory = made.step(
+                query[:, start:end], key[:, start:end], value[:, start:end], memory, key_mask=mask[:, start:end]
+            )
+            parts.append(out)
+            assert memory.tail is not None
+            assert memory.tail.shape == (2, side - 1, GROUPS, WIDTH)
+        torch.testing.assert_close(torch.cat(parts, 1), expected)

@@ -16,7 +16,13 @@ from affinear.linearizing.cache import MemoryLayer
 
 from .conftest import Hugging, distance, exact
 
-WINDOWS: list[dict[str, Any]] = [{}, {"window": 3}, {"window": 4, "sinks": 2}, {"gain": True, "norm": True}]
+WINDOWS: list[dict[str, Any]] = [
+    {},
+    {"window": 3},
+    {"window": 4, "sinks": 2},
+    {"gain": True, "norm": True},
+    {"convolution": 3},
+]
 
 
 def disturbed(model: Any) -> Any:
@@ -84,7 +90,7 @@ def test_decoding_step_by_step_is_the_whole_forward(decoder: Hugging, given: dic
     assert all(isinstance(layer, MemoryLayer) for layer in out.past_key_values.layers)
 
 
-@pytest.mark.parametrize("given", [{}, {"window": 4, "sinks": 2}], ids=str)
+@pytest.mark.parametrize("given", [{}, {"window": 4, "sinks": 2}, {"convolution": 5}], ids=str)
 def test_a_memory_has_one_size_however_long_the_text(decoder: Hugging, given: dict[str, Any]):
     student = affinear.linearize(decoder.model, **given)[0]
     with torch.no_grad():
@@ -95,7 +101,7 @@ def test_a_memory_has_one_size_however_long_the_text(decoder: Hugging, given: di
     assert len(sizes) == 1
 
 
-@pytest.mark.parametrize("given", [{}, {"window": 3, "sinks": 2}, {"gain": True}], ids=str)
+@pytest.mark.parametrize("given", [{}, {"window": 3, "sinks": 2}, {"gain": True}, {"convolution": 3}], ids=str)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_an_answer_does_not_depend_on_padding_before_or_after(decoder: Hugging, given: dict[str, Any], side: str):
     student = disturbed(affinear.linearize(decoder.model, **given)[0])

@@ -27,7 +27,7 @@ class Choices:
         window: How many of the latest tokens, its own among them, a query sees by softmax. Causal layers only.
         sinks: How many of the first tokens stay in sight of that softmax. Needs a window.
         convolution: Side of a depthwise convolution of the values, added to the answer; odd, 0 for none. It begins as
-            zeros. Not for causal layers.
+            zeros. In causal layers it sees a value and those before it, so many in all.
         bias: What becomes of a bias of position, which no state can hold: "position" keeps it as attention by position
             alone, of size N x N; "leave" leaves such layers as they are; "drop" takes it away.
 

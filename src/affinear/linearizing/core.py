@@ -134,16 +134,22 @@ class LinearCore(nn.Module):
         if not causal:
             self._check_full(memory)
             out = self._linear(query, key, value, False, key_mask, None, keep=False)[0]
-            return self._finished(out, value, key_mask), Memory()
-        if self.kernel is not None:
-            raise ValueError("convolution: expected 0 for causal attention, which may not see what comes later")
+            out = self._normed(out)
+            return out if self.kernel is None else out + self._around(value, out.shape, key_mask).to(
+                out.dtype
+            ), Memory()
         memory = Memory() if memory is None else memory
+        tail = memory.tail
         if self.choices.window:
             out, memory = near_and_far(query, key, value, memory, key_mask, self.choices, self._far, self.mass)
         else:
             out, state = self._linear(query, key, value, True, key_mask, memory.state, keep=True)
             memory = Memory(state=state, seen=memory.seen + key.shape[1])
-        return self._finished(out, value, key_mask), memory
+        out = self._normed(out)
+        if self.kernel is not None:
+            local, tail = self._before(value, out.shape, key_mask, tail)
+            out, memory = out + local.to(out.dtype), replace(memory, tail=tail)
+        return out, memory
 
     def operands(self, query: Tensor, key: Tensor, scale: float | None = None) -> tuple[Tensor, Tensor, Mechanism]:
         """Queries and keys as the operator gets them, and its mechanism: what the lens makes a map of.
@@ -204,16 +210,30 @@ class LinearCore(nn.Module):
             wide = widen(mapped)
             return torch.cat((wide.softmax(-1), (-wide).softmax(-1)), dim=-1).to(x.dtype)
 
-    def _finished(self, out: Tensor, value: Tensor, key_mask: Tensor | None) -> Tensor:
-        if self.norm is not None:
-            length = widen(out).square().mean(-1, keepdim=True).add(EPSILON).rsqrt()
-            out = out + (self.norm[:, None] * (widen(out) * length - out)).to(out.dtype)
-        if self.kernel is not None:
-            out = out + self._local(value, out.shape, key_mask).to(out.dtype)
-        return out
+    def _normed(self, out: Tensor) -> Tensor:
+        if self.norm is None:
+            return out
+        length = widen(out).square().mean(-1, keepdim=True).add(EPSILON).rsqrt()
+        return out + (self.norm[:, None] * (widen(out) * length - out)).to(out.dtype)
 
-    def _local(self, value: Tensor, shape: torch.Size, key_mask: Tensor | None) -> Tensor:
-        """The convolution of the values, (B, N, H, E)."""
+    def _before(
+        self, value: Tensor, shape: torch.Size, key_mask: Tensor | None, tail: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The convolution of each value and those before it, (B, N, H, E), and the values that the next ones need."""
+        assert self.kernel is not None
+        back = self.choices.convolution - 1
+        if key_mask is not None:
+            value = value.masked_fill(~key_mask[..., None, None], 0)
+        if tail is None:
+            tail = value.new_zeros(value.shape[0], back, *value.shape[2:])
+        joined = torch.cat((tail.to(value.dtype), value), dim=1)
+        lines = joined.flatten(2).transpose(1, 2)  # (B, C, K - 1 + N)
+        out = F.conv1d(lines, self.kernel.to(lines.dtype), groups=lines.shape[1])
+        out = out.transpose(1, 2).reshape(*value.shape)
+        return out.repeat_interleave(shape[2] // value.shape[2], dim=2), joined[:, joined.shape[1] - back :]
+
+    def _around(self, value: Tensor, shape: torch.Size, key_mask: Tensor | None) -> Tensor:
+        """The convolution of each value and its neighbours, (B, N, H, E)."""
         assert self.kernel is not None
         batch, tokens, heads, width = shape
         if value.shape[1] != tokens:

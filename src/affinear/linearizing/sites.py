@@ -51,8 +51,6 @@ class Site:
             return "its bias of position has no place in a state, and bias='leave'"
         if choices.window and not self.causal:
             return "a window is for causal attention, and here all tokens are neighbours"
-        if choices.convolution and self.causal:
-            return "a convolution would show it what comes later"
         if choices.convolution and not self.grid_known:
             return "it is not known how its tokens lie, which a convolution needs"
         if self.shape is None and (choices.feature_map != "own" or choices.gain or choices.norm or choices.window):

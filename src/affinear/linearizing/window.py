@@ -67,16 +67,19 @@ class Memory:
         state: Of the linear part; None where there is nothing yet.
         recent: Of the window; None where there is none.
         seen: How many tokens, padding counted.
+        tail: (B, K - 1, G, E), the latest values, of a convolution of K; None where there is none, or nothing yet.
     """
 
     state: State | None = None
     recent: Recent | None = None
     seen: int = 0
+    tail: Tensor | None = None
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Memory:
         """The same with the function, which may choose among the batch, applied to each tensor."""
         state = None if self.state is None else self.state.map(function)
-        return replace(self, state=state, recent=None if self.recent is None else self.recent.map(function))
+        recent = None if self.recent is None else self.recent.map(function)
+        return replace(self, state=state, recent=recent, tail=None if self.tail is None else function(self.tail))
 
     def numbers(self) -> int:
         """How many numbers it holds."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from timm.optim import create_optimizer_v2, get_optimizer_info
+from timm.optim import create_optimizer_v2, get_optimizer_info, param_groups_weight_decay
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3
@@ -105,7 +105,8 @@ def build(
     average = None if recipe.ema_decay is None else ModelEmaV3(network, decay=recipe.ema_decay)
     work = task.work(job, data, accelerator.device)
     train, test = work.train_loader(), work.test_loader()
-    called, optimizer = accelerator.prepare(network, _optimizer(network, recipe))
+    made = _optimizer(network, recipe, lambda name: task.rate_of(name, job))
+    called, optimizer = accelerator.prepare(network, made)
     steps = steps_per_epoch(len(train), recipe, task.samples)
     return Kit(
         accelerator=accelerator,
@@ -193,7 +194,7 @@ def _checkpointed(network: nn.Module) -> None:
     switch()
 
 
-def _optimizer(network: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+def _optimizer(network: nn.Module, recipe: Recipe, rate_of: Callable[[str], float]) -> torch.optim.Optimizer:
     try:
         known = get_optimizer_info(recipe.opt)
     except ValueError as error:
@@ -201,11 +202,28 @@ def _optimizer(network: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     given: dict[str, Any] = {"betas": recipe.betas} if known.has_betas and known.num_betas == 2 else {}
     if known.has_eps:
         given["eps"] = recipe.eps
+    rates = {name: rate_of(name) for name, parameter in network.named_parameters() if parameter.requires_grad}
+    alike = all(rate == 1 for rate in rates.values())
     return create_optimizer_v2(
-        network,
+        network if alike else _groups(network, recipe, rates),
         opt=recipe.opt,
         lr=recipe.lr,
         weight_decay=recipe.weight_decay,
-        layer_decay=recipe.layer_decay,
+        layer_decay=recipe.layer_decay if alike else None,
         **given,
     )
+
+
+def _groups(network: nn.Module, recipe: Recipe, rates: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Parameters by the factor of their learning rate; timm says which of them decay."""
+    if recipe.layer_decay is not None:
+        raise ValueError("layer_decay: expected none, as this task has rates of its own for some weights")
+    names = {parameter: name for name, parameter in network.named_parameters()}
+    exempt: Any = getattr(network, "no_weight_decay", set[str])
+    found: list[dict[str, Any]] = []
+    for group in param_groups_weight_decay(network, recipe.weight_decay, no_weight_decay_list=exempt()):
+        for rate in sorted(set(rates.values())):
+            chosen = [parameter for parameter in group["params"] if rates[names[parameter]] == rate]
+            own = {"lr": recipe.lr * rate, "initial_lr": recipe.lr, "lr_scale": rate}
+            found += [{**group, **own, "params": chosen}] if chosen else []
+    return found

@@ -445,6 +445,10 @@ class Task(ABC, Generic[D, S]):
     def begin(self, network: nn.Module, job: Job[S]) -> None:
         """What happens to a fresh network where `--weights` names none: nothing, unless a task knows better weights."""
 
+    def rate_of(self, name: str, job: Job[S]) -> float:
+        """What the learning rate of a parameter of this name is multiplied with; one, unless a task knows better."""
+        return 1.0
+
     def bare(
         self, path: Path, model: str | None, model_args: Mapping[str, Any], changes: Mapping[str, Any]
     ) -> Trained[D, S]:

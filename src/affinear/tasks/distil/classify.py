@@ -24,7 +24,7 @@ from ..classify.task import Classify, ClassifyWork
 from ..images.batching import as_tensor
 from ..images.labelled.images import Images
 from ..using import load_trained
-from .lesson import Lesson, begin, let_learn, student_of
+from .lesson import Lesson, begin, let_learn, rate_of, student_of
 from .settings import SwapSettings, told_of
 
 LOOKED_AT = 64  # test images that the report measures layers on
@@ -118,6 +118,10 @@ class Distil(Classify):
     def begin(self, network: nn.Module, job: Job[ClassifySettings]) -> None:
         """The teacher's weights."""
         begin(network, teacher_of(job).state_dict(), str(_chosen(job).teacher))
+
+    def rate_of(self, name: str, job: Job[ClassifySettings]) -> float:
+        """Its own for what the swap added."""
+        return rate_of(name, _chosen(job))
 
     def start(self, network: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
         """A teacher's weights, or those of a student."""

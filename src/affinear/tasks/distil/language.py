@@ -27,7 +27,7 @@ from ..language.task import CONTEXT, Language
 from ..language.tokens import TokenFiles
 from ..language.work import LanguageWork, QuestionsWork
 from . import causal
-from .lesson import Lesson, begin, let_learn, student_of
+from .lesson import Lesson, begin, let_learn, rate_of, student_of
 from .settings import SwapSettings, told_of
 
 TEACHER = "teacher"
@@ -43,6 +43,8 @@ _BOTH: Mapping[str, Any] = {
     "channels_last": False,
     "feature_map": "hedgehog",
     "gain": True,
+    "convolution": 5,
+    "added_rate": 10.0,
 }
 RECIPES: Mapping[str, Mapping[str, Any]] = {
     "layers": {**_BOTH, "stage": "layers", "steps": 300, "lr": 1e-3, "min_lr": 1e-4, "warmup_steps": 20},
@@ -176,6 +178,10 @@ class DistilLanguage(Language):
         """The teacher's weights."""
         teacher = causal.teacher_of(Path(str(job.facts["teacher"])), torch.float32)
         begin(network, teacher.state_dict(), str(_chosen(job).teacher))
+
+    def rate_of(self, name: str, job: Job[LanguageSettings]) -> float:
+        """Its own for what the swap added."""
+        return rate_of(name, _chosen(job))
 
     def start(self, network: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
         """Those of a student."""

@@ -74,6 +74,11 @@ def begin(student: nn.Module, tensors: Mapping[str, Tensor], source: str) -> Non
     fill(student, {**tensors, **added}, source)
 
 
+def rate_of(name: str, chosen: SwapSettings) -> float:
+    """What the learning rate of a parameter is multiplied with: what the swap added has a rate of its own."""
+    return chosen.added_rate if ".linearized." in name else 1.0
+
+
 def _is_update(name: str) -> bool:
     return name.endswith((DOWN, UP))
 

@@ -42,6 +42,7 @@ class SwapSettings(Settings):
             weights of the stage learn.
         low_rank_on: Which linear layers have one: "attention" for those of the swapped layers, or patterns of their
             names, with commas.
+        added_rate: What the learning rate of what the swap added is multiplied with.
         logit_weight: What divergence from the teacher's distribution counts in stage "whole".
         hidden_weight: What the relative error of the final features counts.
         label_weight: What cross entropy with the labels counts.
@@ -61,6 +62,7 @@ class SwapSettings(Settings):
     keep_every: int = 0
     low_rank: int = 0
     low_rank_on: str = ATTENTION
+    added_rate: float = 1.0
     logit_weight: float = 1.0
     hidden_weight: float = 1.0
     label_weight: float = 0.0
@@ -80,6 +82,7 @@ class SwapSettings(Settings):
         "keep_every": settings.whole(0),
         "low_rank": settings.whole(0),
         "low_rank_on": Check("attention, or patterns of names with commas", _is_text, str),  # commas stay
+        "added_rate": settings.more_than_0(),
         "logit_weight": settings.at_least_0(),
         "hidden_weight": settings.at_least_0(),
         "label_weight": settings.at_least_0(),
