@@ -27,19 +27,27 @@ WIDE = {
     "mala 128": ("mala", False, (4, 16, 16384, 128)),
     "rotary 128": ("mala", True, (4, 16, 16384, 128)),
     "nala 128": ("nala", False, (4, 16, 16384, 128)),
+    "nala 96": ("nala", False, (2, 16, 65536, 96)),
+    "nala 64": ("nala", False, (128, 1, 3136, 64)),
+    "nala rotary 96": ("nala", True, (2, 16, 65536, 96)),
 }
 FINE = [Options(bn, warps, stages, fine=True) for bn, warps, stages in product((32, 64, 128), (4, 8), (2, 3))]
-BACK = [Options(*values) for values in product((16, 32), (8,), (1, 2, 3))]
+# Counted without a GPU: instructions a row and spilled bytes are in NOTES.md.
+PAIRED = [Options(*values) for values in ((64, 8, 2), (64, 8, 1), (64, 8, 3), (32, 8, 2), (32, 4, 2))]
+SUMS = [Options(*values) for values in ((32, 8, 3), (32, 8, 2), (16, 8, 3), (64, 8, 2))]
+STATES = [Options(*values, fine=True) for values in ((64, 8, 2), (64, 8, 1), (32, 8, 2), (32, 8, 3))]
 # Case, kernel, value channels in a block, and how to build it.
 BUILDS: dict[str, tuple[str, str, int, list[Options]]] = {
     "nala 128 attend": ("nala 128", "attend", 128, FINE[:8]),
     "nala 128 attend 64": ("nala 128", "attend", 64, FINE[:8]),
-    "nala 128 attend_backward": ("nala 128", "attend_backward", 64, [*BACK, Options(64, 8, 2), Options(16, 4, 2)]),
-    "nala 128 attend_backward 128": ("nala 128", "attend_backward", 128, BACK),
-    "nala 128 summarize_backward": ("nala 128", "summarize_backward", 64, [*BACK, Options(16, 4, 2)]),
-    "nala 128 summarize_backward 128": ("nala 128", "summarize_backward", 128, [Options(16, 8, 1), *FINE[2:8:2]]),
-    "nala 128 summarize_backward 16": (
-        "nala 128", "summarize_backward", 128, [Options(16, 8, stages, fine=True) for stages in (1, 2, 3)],
+    "nala 128 paired_query": ("nala 128", "paired_query", 128, PAIRED),
+    "nala 128 paired_state": ("nala 128", "paired_state", 128, SUMS),
+    "nala 128 summarize_backward": ("nala 128", "summarize_backward whole", 128, STATES),
+    "nala 96 paired_query": ("nala 96", "paired_query", 128, PAIRED[:3]),
+    "nala 64 paired_query": ("nala 64", "paired_query", 64, [Options(64, 4, 2), Options(64, 4, 3), Options(64, 8, 2)]),
+    "nala 64 paired_state": ("nala 64", "paired_state", 64, [Options(32, 4, 3), Options(64, 4, 3), Options(32, 4, 2)]),
+    "nala rotary 96 summarize_backward": (
+        "nala rotary 96", "summarize_backward whole", 128, [Options(32, 8, 2, fine=True), Options(16, 8, 3, fine=True)],
     ),
     "rotary 128 summarize": ("rotary 128", "summarize", 128, [Options(16, 4, 3), Options(16, 4, 4), Options(64, 8, 3)]),
     "rotary 128 summarize_backward": ("rotary 128", "summarize_backward", 128, FINE[4:]),

@@ -81,7 +81,7 @@ def calls_of(kernel: str, inputs: Sequence[list[Tensor]], call: launch.Call) -> 
     pairs = list(zip(inputs, states, strict=True))
     if kernel == "attend":
         return [lambda x=x, s=s: launch.attend_tokens(x[0], s, call) for x, s in pairs]
-    if kernel == "attend_backward":
+    if kernel in ("attend_backward", "paired_query", "paired_state"):  # the last two one after the other
         return [lambda x=x, s=s: launch.attend_tokens_backward(x[3], x[0], s, call) for x, s in pairs]
     grads = [launch.attend_tokens_backward(x[3], x[0], s, call)[1] for x, s in pairs]
     triples = [(*pair, grad) for pair, grad in zip(pairs, grads, strict=True)]
