@@ -31,6 +31,15 @@ def test_a_sample_does_not_depend_on_its_batch(batch: int, dtype: torch.dtype, c
     same_bits([x[sample:] for x in problem.answers()], alone)
 
 
+@pytest.mark.parametrize("width", [64, 96, 128])
+def test_nor_do_two_features_of_a_channel(width: int, make: Any, same_bits: Any):
+    problem = make("nala_released", batch=40, tokens=1100, heads=2, width=width, rotary=1)
+    first = problem.answers()
+    same_bits(problem.answers(), first)
+    alone = problem.map(lambda x: x[-1:]).answers()
+    same_bits([x[-1:] for x in first], alone)
+
+
 @CAUSAL
 def test_a_packed_sequence_is_as_good_as_alone(causal: bool, make: Any, same_bits: Any):
     problem = make(batch=1, tokens=2500, causal=causal)
