@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from in_cells import Cell, keep, machine, serve, wait, work_off
+from text_pages import CHANCE, PUBLISHED
 
 from affinear import tasks
 from affinear.tasks.ranges import keeping
@@ -43,13 +44,6 @@ LENGTHS: Mapping[str, tuple[int, float]] = {
     "text": (3_000, 5e-4),
     "listops": (5_000, 5e-4),
     "pathfinder": (8_000, 1e-3),
-}
-CHANCE = {"image": 0.1, "text": 0.5, "listops": 0.1, "pathfinder": 0.5}
-PUBLISHED = {  # in percent: softmax of the protocol whose size and recipe this is, and the best linear one beside it
-    "image": ("40.57", "Performer 41.43, Skyformer 40.77, PolaFormer 42.15"),
-    "text": ("61.95", "Performer 64.19, Skyformer 64.70, PolaFormer 73.06"),
-    "listops": ("38.37", "Performer 38.02, Skyformer 38.69, PolaFormer 37.35"),
-    "pathfinder": ("65.26", "Performer 66.30, Skyformer 70.73, PolaFormer 70.53"),
 }
 SIZES = {"listops": (96_000, 2_000, 2_000), "pathfinder": (96_000, 2_000, 10_000)}
 SMALL = (512, 16, 256)  # for probing
@@ -202,12 +196,9 @@ def tell(cells: Sequence[Cell], given: argparse.Namespace) -> str:
         mean, pace = statistics.mean(values), statistics.median(found["ms_per_step_shared"] for found in mine)
         lines.append(
             f"| {kind} | {arm} | {len(mine)} | {mean:.1f} % | {min(values):.1f} to {max(values):.1f} "
-            f"| {mean - 100 * CHANCE[kind]:+.1f} | {mine[0]['recipe']['steps']:,} | {pace:.1f} |"
+            f"| {mean - CHANCE[kind]:+.1f} | {mine[0]['recipe']['steps']:,} | {pace:.1f} |"
         )
-    lines += [
-        f"Published, 50,000 steps, {kind}: softmax {softmax} %; {others}"
-        for kind, (softmax, others) in PUBLISHED.items()
-    ]
+    lines += [f"Published, 50,000 steps, {kind}: {numbers}" for kind, numbers in PUBLISHED.items()]
     lines += ["Of pathfinder, how far the dots are apart tells 60 %, without following a contour."]
     return "\n".join(lines)
 

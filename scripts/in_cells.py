@@ -138,7 +138,7 @@ class _Worker:
 
 def _heard(workers: Sequence[_Worker]) -> list[_Worker]:
     """Those that have ended their cell, after a moment."""
-    pipes = {one.process.stdout: one for one in workers if one.cell is not None}
+    pipes = {one.process.stdout: one for one in workers if one.cell is not None and one.process.stdout is not None}
     return [pipes[pipe] for pipe in select.select(list(pipes), [], [], 0.2)[0]]
 
 

@@ -35,7 +35,7 @@ def language_page(found: Mapping[str, Any], alone: Mapping[str, Any] | None) -> 
     """Perplexity, perplexity by position, recall, and speed."""
     cells: Cells = found["cells"]
     text, recall = ([one for one in cells if one["kind"] == kind] for kind in ("text", "recall"))
-    lines = ["# Language models, small", "", *_limits(found, "text and recall")]
+    lines = ["# Language models, small", "", *_limits(found)]
     lines += [
         "One corpus, PubMed's abstracts, a few million tokens seen more than once; about 15M parameters; one recipe "
         "and one rate, tuned for no arm. A difference in perplexity here says nothing about 340M parameters and 15 "
@@ -63,7 +63,7 @@ def language_page(found: Mapping[str, Any], alone: Mapping[str, Any] | None) -> 
 def ranges_page(found: Mapping[str, Any], alone: Mapping[str, Any] | None) -> str:
     """Accuracy by kind of data, beside chance and what was published."""
     cells: Cells = found["cells"]
-    lines = ["# Long ranges", "", *_limits(found, "image, listops, pathfinder and text")]
+    lines = ["# Long ranges", "", *_limits(found)]
     lines += [
         "Trainings are a sixth of the published length or shorter, with a higher rate, so that no number stands beside "
         "a published one as its equal. Pathfinder is drawn by our own code; how far its dots are apart tells 60 %, "
@@ -80,14 +80,15 @@ def ranges_page(found: Mapping[str, Any], alone: Mapping[str, Any] | None) -> st
     return "\n".join(lines + _speed(alone) + _origin(found, "evidence_ranges.py"))
 
 
-def _limits(found: Mapping[str, Any], kinds: str) -> list[str]:
+def _limits(found: Mapping[str, Any]) -> list[str]:
     """What is missing, and what so many seeds leave open."""
     cells: Cells = found["cells"]
     seeds: dict[tuple[Any, ...], set[int]] = {}
     for one in cells:
         seeds.setdefault((one["kind"], one["arm"], one.get("width", 0)), set()).add(one["seed"])
     few = sum(len(have) < SEEDS for have in seeds.values())
-    told = f"**What cannot be concluded.** {len(cells)} trainings of {kinds}."
+    kinds = ", ".join(dict.fromkeys(one["kind"] for one in cells)) or "nothing"
+    told = f"**What cannot be concluded.** {len(cells)} trainings, of {kinds}; what is not named was not tried."
     if few:
         told += f" {few} of {len(seeds)} settings have fewer than {SEEDS} seeds; of those nothing is decided."
     told += (

@@ -146,7 +146,8 @@ def test_a_cache_that_generate_returned_goes_on(hybrid: AffinearForCausalLM):
 def test_what_generate_feeds_it_is_the_tokens_not_seen_yet(hybrid: AffinearForCausalLM):
     tokens = prompt()
     cache = hybrid(tokens[:, :6]).past_key_values
-    given = hybrid.prepare_inputs_for_generation(tokens, next_sequence_length=3, past_key_values=cache)
+    model: Any = hybrid
+    given = model.prepare_inputs_for_generation(tokens, next_sequence_length=3, past_key_values=cache)
     assert torch.equal(given["input_ids"], tokens[:, 6:])
     assert given["past_key_values"] is cache
 
