@@ -351,6 +351,17 @@ class Task(ABC, Generic[D, S]):
             ValueError: If there is no such recipe; `unknown_recipe` makes the sentence.
         """
 
+    def named(self, name: str) -> Setup:
+        """The recipe of this name.
+
+        Raises:
+            ValueError: If there is none.
+        """
+        known = self.recipes
+        if name not in known:
+            raise unknown_recipe(name, known)
+        return known[name]
+
     @abstractmethod
     def open(self, spec: str, settings: S) -> D:
         """What `--data` says, open.

@@ -13,7 +13,8 @@ import numpy as np
 
 from ...lens.budget import LONGEST
 from ...models.making import short
-from ..images.reading import CorruptImage, in_threads, open_image, size_of
+from ..images.reading import CorruptImage, open_image, size_of
+from ..threads import in_threads
 from ..told import json_of, text_of
 from .coco import Coco, Half, Objects, Shape, mask_of, other_size
 

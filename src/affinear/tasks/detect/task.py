@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from ...models import making
 from ...models.detectors import Detector
 from ...models.making import MOST_NUMBERS
-from ...train.task import Answer, Job, Measure, Setup, Task, Trained, unknown_recipe
+from ...train.task import Answer, Job, Measure, Setup, Task, Trained
 from ...train.weights import fill
+from ..fewer import fewer
 from ..images.backbone import backbone_weights, drop_path_of
 from ..images.reading import CorruptImage, open_image
 from .coco import Coco
@@ -55,10 +56,7 @@ class Detect(Task[Coco, Detection]):
 
     def preset(self, model: str, name: str | None) -> Setup:
         """The recipe of this name, or Mask R-CNN's, with the stochastic depth that suits the backbone."""
-        known = self.recipes
-        if name is not None and name not in known:
-            raise unknown_recipe(name, known)
-        return known[name or MASK_RCNN_1X].changed(drop_path=drop_path_of(model))
+        return self.named(name or MASK_RCNN_1X).changed(drop_path=drop_path_of(model))
 
     def open(self, spec: str, settings: Detection) -> Coco:
         """Folders of images and COCO's JSON, open and looked through."""
@@ -156,17 +154,7 @@ class Detect(Task[Coco, Detection]):
 
     def limited(self, data: Coco, limit: int) -> Coco:
         """At most so many images of each half, evenly among all."""
-        train, test = (
-            half.some(np.linspace(0, len(half) - 1, min(limit, len(half))).astype(int).tolist())
-            for half in (data.train, data.test)
-        )
-        return dataclasses.replace(
-            data,
-            train=train,
-            test=test,
-            fingerprint=f"{data.fingerprint}-{limit}",
-            name=f"{data.name}, at most {limit} of each half",
-        )
+        return fewer(data, limit)
 
     def variants(self, model: str) -> Mapping[str, Mapping[str, Any]]:
         """Every mechanism in all blocks, and none at all."""

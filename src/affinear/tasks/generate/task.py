@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...models import making
 from ...models.dit import SIZES, DiT
-from ...train.task import Answer, Job, Measure, Setup, Task, Trained, unknown_recipe
+from ...train.task import Answer, Job, Measure, Setup, Task, Trained
 from ...train.weights import fill
 from .drawing import between, grid, picture, png_file, seen
 from .opening import MOST_CLASSES, Pictures, limited, open_pictures
@@ -59,10 +59,7 @@ class Generate(Task[Pictures, Generation]):
 
     def preset(self, model: str, name: str | None) -> Setup:
         """The recipe of this name, or DiT's."""
-        known = self.recipes
-        if name is not None and name not in known:
-            raise unknown_recipe(name, known)
-        return known[name or DIT]
+        return self.named(name or DIT)
 
     def open(self, spec: str, settings: Generation) -> Pictures:
         """Pictures with classes, or latents in files."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import warnings
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -22,9 +20,6 @@ USUAL = ("JPEG", "PNG", "WEBP")
 WITH_ALPHA = frozenset({"RGBA", "RGBa", "LA", "La", "PA"})
 TURNED = (5, 6, 7, 8)  # orientations of EXIF that lie on their side
 DEEP_TOPS = (1.0, 255.0, 65535.0)  # what white is in images of more than eight bits, the smallest that fits
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 class CorruptImage(ValueError):
@@ -127,12 +122,6 @@ def size_of(path: str | Path) -> tuple[int, int]:
         raise
     except Exception as error:
         raise CorruptImage(f"{path}: cannot be read as an image ({_reason(error)})") from error
-
-
-def in_threads(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """What a function says to each, several at a time: image libraries let go of Python while they decode."""
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        return list(pool.map(function, items))
 
 
 def as_rgb(image: Image.Image) -> Image.Image:

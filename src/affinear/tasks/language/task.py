@@ -14,7 +14,7 @@ from torch import nn
 from ...lens.files import place as put
 from ...models import making
 from ...ops import find
-from ...train.task import Answer, Job, Measure, Setup, Task, Trained, unknown_recipe
+from ...train.task import Answer, Job, Measure, Setup, Task, Trained
 from . import network, spelling
 from .generating import spoken
 from .opening import Corpus, open_corpus
@@ -59,10 +59,7 @@ class Language(Task[Corpus, LanguageSettings]):
 
     def preset(self, model: str, name: str | None) -> Setup:
         """The recipe of this name, or the one for few tokens."""
-        known = self.recipes
-        if name is not None and name not in known:
-            raise unknown_recipe(name, known)
-        return known[name or USUAL]
+        return self.named(name or USUAL)
 
     def open(self, spec: str, settings: LanguageSettings) -> Corpus:
         """Text, token files, puzzles or questions."""

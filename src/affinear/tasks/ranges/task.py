@@ -13,7 +13,7 @@ from torch import nn
 
 from ...models import making
 from ...models.sequence import SequenceEncoder, numbers_of, size_of
-from ...train.task import Answer, Job, Measure, Setup, Task, Trained, unknown_recipe
+from ...train.task import Answer, Job, Measure, Setup, Task, Trained
 from ..images.reading import CorruptImage
 from .asking import rows_of
 from .opening import open_ranges
@@ -49,10 +49,7 @@ class LongRange(Task[Ranges, RangesSettings]):
 
     def preset(self, model: str, name: str | None) -> Setup:
         """The recipe of this name; without one, that of ListOps, since the data is not known here."""
-        known = self.recipes
-        if name is not None and name not in known:
-            raise unknown_recipe(name, known)
-        return known[name or USUAL]
+        return self.named(name or USUAL)
 
     def open(self, spec: str, settings: RangesSettings) -> Ranges:
         """Sequences, made up or read."""

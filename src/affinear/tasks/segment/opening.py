@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from ..images.finding import image_files
-from ..images.reading import CorruptImage, in_threads, size_of
+from ..images.reading import CorruptImage, size_of
+from ..threads import in_threads
 from ..told import text_of
 from .pairs import Labels, Numbers, Pairs, Scenes, WrongMap, fingerprint, other_size, read_map
 

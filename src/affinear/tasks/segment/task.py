@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from ...models import making
 from ...models.heads import Segmenter
-from ...train.task import Answer, Job, Measure, Setup, Task, Trained, unknown_recipe
+from ...train.task import Answer, Job, Measure, Setup, Task, Trained
 from ...train.weights import fill
+from ..fewer import fewer
 from ..images.backbone import backbone_weights, drop_path_of
 from ..images.reading import CorruptImage, open_image
 from .drawing import map_file, overlay, photo_file
@@ -54,10 +55,7 @@ class Segment(Task[Scenes, Segmentation]):
 
     def preset(self, model: str, name: str | None) -> Setup:
         """The recipe of this name, or SemanticFPN's; published ones with the backbone's stochastic depth."""
-        known = self.recipes
-        if name is not None and name not in known:
-            raise unknown_recipe(name, known)
-        setup = known[name or SEMANTIC_FPN_80K]
+        setup = self.named(name or SEMANTIC_FPN_80K)
         return setup if name == SMALL else setup.changed(drop_path=drop_path_of(model))
 
     def open(self, spec: str, settings: Segmentation) -> Scenes:
@@ -152,17 +150,7 @@ class Segment(Task[Scenes, Segmentation]):
 
     def limited(self, data: Scenes, limit: int) -> Scenes:
         """At most so many photos of each half, evenly among all."""
-        halves = [
-            half.some(np.linspace(0, len(half) - 1, min(limit, len(half))).astype(int).tolist())
-            for half in (data.train, data.test)
-        ]
-        return dataclasses.replace(
-            data,
-            train=halves[0],
-            test=halves[1],
-            fingerprint=f"{data.fingerprint}-{limit}",
-            name=f"{data.name}, at most {limit} of each half",
-        )
+        return fewer(data, limit)
 
     def variants(self, model: str) -> Mapping[str, Mapping[str, Any]]:
         """Every mechanism in all blocks, and none at all; of a network of others, itself."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 
 from ...models.making import short
+from ..threads import in_threads
 from ..told import text_of
 from .audio import SUFFIXES, CorruptAudio, seconds_of
 from .recordings import LOUDEST, Recording, Recordings, Voices, fingerprint
@@ -26,9 +26,6 @@ LAYOUT = (
     'a manifest with a line such as {"audio": "a.wav", "text": "hello"} for every recording, train.jsonl and '
     "test.jsonl in a folder, or LibriSpeech's folders, train-clean-100/SPEAKER/CHAPTER/ID.flac beside a .trans.txt"
 )
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 def open_voices(spec: str, *, sample_rate: int, test_split: str | None, memory: bool) -> Voices:
@@ -63,12 +60,6 @@ def open_voices(spec: str, *, sample_rate: int, test_split: str | None, memory: 
     if memory:
         train, test = _stored(train), _stored(test)
     return Voices(f"speech in {root} ({how})", train, test, fingerprint(base, halves))
-
-
-def in_threads(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """What a function says to each, several at a time: reading waits more than it computes."""
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        return list(pool.map(function, items))
 
 
 def _folder(root: Path, test_split: str | None) -> tuple[list[list[Recording]], str]:

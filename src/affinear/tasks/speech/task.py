@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from ...models import making
 from ...models.speech import Conformer, LogMel
-from ...train.task import Answer, Job, Measure, Setup, Task, Trained, unknown_recipe
+from ...train.task import Answer, Job, Measure, Setup, Task, Trained
+from ..fewer import fewer
 from .audio import CorruptAudio, follow_audio, read_audio
 from .decoding import Beam, beam_search
 from .hearing import LEAST, Ear
@@ -62,10 +63,7 @@ class Speech(Task[Voices, Hearing]):
 
     def preset(self, model: str, name: str | None) -> Setup:
         """The recipe of this name, or the one for a hundred hours."""
-        known = self.recipes
-        if name is not None and name not in known:
-            raise unknown_recipe(name, known)
-        return known[name or CTC_100H]
+        return self.named(name or CTC_100H)
 
     def open(self, spec: str, settings: Hearing) -> Voices:
         """Manifests or LibriSpeech's folders, open."""
@@ -147,17 +145,7 @@ class Speech(Task[Voices, Hearing]):
 
     def limited(self, data: Voices, limit: int) -> Voices:
         """At most so many recordings of each half, evenly among all."""
-        halves = [
-            half.some(np.linspace(0, len(half) - 1, min(limit, len(half))).astype(int).tolist())
-            for half in (data.train, data.test)
-        ]
-        return dataclasses.replace(
-            data,
-            train=halves[0],
-            test=halves[1],
-            fingerprint=f"{data.fingerprint}-{limit}",
-            name=f"{data.name}, at most {limit} of each half",
-        )
+        return fewer(data, limit)
 
     def variants(self, model: str) -> Mapping[str, Mapping[str, Any]]:
         """Every mechanism with rotary positions, softmax with relative ones as published, and no attention."""

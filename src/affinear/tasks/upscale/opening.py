@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..images.finding import image_files
-from ..images.reading import CorruptImage, in_threads, open_image, size_of
+from ..images.reading import CorruptImage, open_image, size_of
+from ..threads import in_threads
 from .metric import SIDE
 
 TRAINS = ("train", "training", "DIV2K_train_HR", "DF2K_HR", "Flickr2K_HR")

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,8 +15,9 @@ from ...models import making
 from ...models.catalogue import count_macs
 from ...models.checkpoints import read, room_for
 from ...models.upscaler import NETWORKS, SCALES, Upscaler, from_released, make_upscaler, takes
-from ...train.task import Answer, Job, Measure, Setup, Task, Trained, unknown_recipe
+from ...train.task import Answer, Job, Measure, Setup, Task, Trained
 from ...train.weights import fill
+from ..fewer import fewer, places
 from ..images.reading import CorruptImage
 from .looking import Look, enlarged, fitting
 from .opening import Album, open_album, open_to_judge
@@ -57,10 +57,7 @@ class Upscale(Task[Album, Upscaling]):
 
     def preset(self, model: str, name: str | None) -> Setup:
         """The recipe of this name, or the published one."""
-        known = self.recipes
-        if name is not None and name not in known:
-            raise unknown_recipe(name, known)
-        return known[name or SWINIR_LIGHT]
+        return self.named(name or SWINIR_LIGHT)
 
     def open(self, spec: str, settings: Upscaling) -> Album:
         """Folders of photos, open."""
@@ -144,18 +141,8 @@ class Upscale(Task[Album, Upscaling]):
 
     def limited(self, data: Album, limit: int) -> Album:
         """At most so many photos of each half, evenly among all."""
-        chosen = [
-            np.linspace(0, len(half) - 1, min(limit, len(half))).astype(int).tolist()
-            for half in (data.train, data.test)
-        ]
-        return dataclasses.replace(
-            data,
-            train=data.train.some(chosen[0]),
-            test=data.test.some(chosen[1]),
-            set_of=tuple(data.set_of[i] for i in chosen[1]),
-            fingerprint=f"{data.fingerprint}-{limit}",
-            name=f"{data.name}, at most {limit} of each half",
-        )
+        sets = tuple(data.set_of[i] for i in places(len(data.test), limit))
+        return fewer(data, limit, set_of=sets)
 
     def variants(self, model: str) -> Mapping[str, Mapping[str, Any]]:
         """Windows, every mechanism over the whole image, and no attention at all."""
