@@ -81,6 +81,27 @@ def test_layers_come_nearer_to_their_teacher(tiny: tuple[Any, str, Path]):
     assert losses[-1] < 0.5 * losses[0]
 
 
+def test_a_teacher_in_half_precision_teaches_a_student_that_is_not(tiny: tuple[Any, str, Path]):
+    made, _, _ = tiny
+    path, chosen = Path(made.CHANGES["teacher"]), tasks.find("distil_language").settings(stage="layers", window=4)
+    fresh, student = (causal.made(causal.source_of(str(path)).config, 2**30) for _ in range(2))
+    lesson = Lesson(chosen, lambda: causal.teacher_of(path, torch.bfloat16), torch.device("cpu"))
+    for network in (fresh, student):
+        student_of(network.model, chosen)
+        begin(network, lesson.teacher.state_dict(), "teacher")
+    tokens = torch.randint(0, 99, (2, 16))
+    shown = lesson.section(fresh, student, lambda model: model(tokens), "2 rows")
+    assert "layers.1.self_attn" in shown.html
+    with torch.autocast("cpu", torch.bfloat16):
+        like = causal.Taught(
+            lesson.teacher(tokens), lesson.teacher.model.get_output_embeddings().weight, 1.0, 1.0, 0.5, 2.0
+        )
+        loss = student(tokens, tokens, like=like)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert all(parameter.grad is not None for parameter in student.parameters())
+
+
 @pytest.mark.exhaustive
 def test_a_run_of_language_can_be_the_teacher(tiny: tuple[Any, str, Path], tmp_path: Path):
     _, data, _ = tiny

@@ -131,7 +131,9 @@ class Lesson:
         """
         fresh = fresh.to(self.device).eval()
         begin(fresh, self.teacher.state_dict(), "teacher")
-        before, after = (layer_errors(self.teacher, network, call) for network in (fresh, student))
+        dtype = next(self.teacher.parameters()).dtype
+        with torch.autocast(self.device.type, dtype, enabled=dtype in (torch.bfloat16, torch.float16)):
+            before, after = (layer_errors(self.teacher, network, call) for network in (fresh, student))
         rows = [[name, f"{float(before[name]):.4f}", f"{float(after[name]):.4f}"] for name in after]
         means = [float(torch.stack(list(errors.values())).mean()) for errors in (before, after)]
         rows.append(["all, on average", *(f"{mean:.4f}" for mean in means)])
