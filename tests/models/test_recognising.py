@@ -114,3 +114,13 @@ def test_another_process_writes_the_same_bytes(tmp_path: Path):
     words = [sys.executable, "-c", CONVERT, str(tmp_path / "a.pth")]
     heads = {subprocess.run(words, capture_output=True, check=True).stdout for _ in range(3)}
     assert len(heads) == 1
+
+
+def test_a_header_of_a_hundred_megabytes_is_told_before_it_is_read(tmp_path: Path):
+    path = tmp_path / "a.safetensors"
+    with path.open("wb") as file:
+        file.write((99_999_999).to_bytes(8, "little") + b"{")
+        file.truncate(100_000_100)  # of which the disk holds nothing
+    for read in (checkpoints.read, about):
+        with pytest.raises(ValueError, match="expected a header of at most 16,777,216 bytes, got one of 99,999,999"):
+            read(path)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO
 
 BEGINNING = 2**12  # bytes that are looked at
+LONGEST = 2**24  # bytes of the header of a file of safetensors: a hundred thousand tensors
 SHOWN = 40  # characters of a text that are shown
 MOST_STEPS = 10_000  # of a pickle
 
@@ -31,6 +32,9 @@ def complaint(path: Path) -> str:
         begin = file.read(BEGINNING)
     if not begin:
         return "expected weights, got an empty file"
+    head = int.from_bytes(begin[:8], "little")
+    if path.suffix == ".safetensors" and begin[8:9] == b"{" and head > LONGEST:
+        return f"expected a header of at most {LONGEST:,} bytes, got one of {head:,}: no network has so many tensors"
     text = _text_of(begin)
     if text is None or would_run(path) is not None:  # the oldest pickles are text, too
         return ""

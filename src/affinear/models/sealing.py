@@ -11,8 +11,9 @@ from typing import IO, Any, cast
 from safetensors.torch import save
 from torch import Tensor
 
+from .recognising import LONGEST
+
 SEAL = "sha256"
-LONGEST = 100_000_000  # bytes of a header, which is safetensors' own bound
 PIECE = 2**20
 
 
