@@ -3,7 +3,7 @@
     PYTHONPATH=src python scripts/evidence_linearize_dino.py --weights dino/dino.safetensors --pets pets/images \
         --out dino --device cuda --minutes 8
     PYTHONPATH=src nice python scripts/evidence_linearize_dino.py --weights dino/dino.safetensors --pets pets/images \
-        --out dino --pixels 98 --each 5 --batch 8 --steps 24 72 --mechanisms mala linear nala inline --minutes 45
+        --out dino --pixels 98 --each 5 --batch 8 --steps 24 60 --lr 3e-4 3e-5 --minutes 45
 
 takes what `scripts/pack_teachers.py dino` packed. Rows: the teacher; swapped and not trained; after every layer has
 learned to answer as its teacher's (the first number of --steps); after the final features, with all weights free, have
@@ -135,7 +135,7 @@ def neighbours(known: Tensor, classes: Tensor, asked: Tensor, expected: Tensor) 
 def stages(given: argparse.Namespace) -> tuple[Stage, Stage]:
     """Layers first, then the final features."""
     one, two = given.steps
-    return Stage("layers", one, given.lr[0], given.new_lr), Stage("whole", two, given.lr[1], given.new_lr)
+    return Stage("layers", one, given.lr[0], given.new_lr[0]), Stage("whole", two, given.lr[1], given.new_lr[1])
 
 
 def loss_of(stage: Stage, teacher: nn.Module, student: nn.Module, pets: Pets, batch: int, step: int) -> Tensor:
@@ -236,8 +236,8 @@ def arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--judge-batch", type=int, default=37)
     parser.add_argument("--steps", type=int, nargs=2, default=(300, 1500), help="of both stages")
-    parser.add_argument("--lr", type=float, nargs=2, default=(3e-4, 2e-4), help="of the teacher's weights, by stage")
-    parser.add_argument("--new-lr", type=float, default=3e-3, help="of what linearizing added")
+    parser.add_argument("--lr", type=float, nargs=2, default=(3e-4, 1e-4), help="of the teacher's weights, by stage")
+    parser.add_argument("--new-lr", type=float, nargs=2, default=(3e-3, 3e-4), help="of what linearizing added")
     parser.add_argument("--mechanisms", nargs="+", default=list(MECHANISMS))
     parser.add_argument("--feature-map", default="learned", choices=("own", "learned", "hedgehog"))
     parser.add_argument("--convolution", type=int, default=3)

@@ -160,7 +160,7 @@ def listen(network: Any, sounds: Tensor) -> Any:
 def stages(given: argparse.Namespace) -> tuple[Stage, Stage]:
     """Layers first, then the encoder's output and the decoder's words."""
     one, two = given.steps
-    return Stage("layers", one, given.lr[0], given.new_lr), Stage("whole", two, given.lr[1], given.new_lr)
+    return Stage("layers", one, given.lr[0], given.new_lr[0]), Stage("whole", two, given.lr[1], given.new_lr[1])
 
 
 def loss_of(stage: Stage, teacher: nn.Module, student: nn.Module, windows: Windows, batch: int, step: int) -> Tensor:
@@ -337,8 +337,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--judge-batch", type=int, default=40)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--steps", type=int, nargs=2, default=(500, 2000), help="of both stages")
-    parser.add_argument("--lr", type=float, nargs=2, default=(5e-4, 2e-4), help="of the teacher's weights, by stage")
-    parser.add_argument("--new-lr", type=float, default=3e-3, help="of what linearizing added")
+    parser.add_argument("--lr", type=float, nargs=2, default=(5e-4, 1e-4), help="of the teacher's weights, by stage")
+    parser.add_argument("--new-lr", type=float, nargs=2, default=(3e-3, 3e-4), help="of what linearizing added")
     parser.add_argument("--mechanisms", nargs="+", default=list(MECHANISMS))
     parser.add_argument("--feature-map", default="learned", choices=("own", "learned", "hedgehog"))
     parser.add_argument("--convolution", type=int, default=5, help="taps of a convolution of the values; 0 for none")
