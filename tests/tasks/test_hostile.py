@@ -263,3 +263,23 @@ def test_lines_that_go_too_far_are_told(tmp_path: Path, line: str):
     with pytest.raises(ValueError, match="line 1: expected JSON, got what cannot be read as such") as told:
         open_texts(tmp_path / "a.jsonl", Reading())
     assert "set_int_max" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"content": ["a"]}, "expected a text in the field 'text', got content; --set text_field=NAME says which"),
+        ({"text": [3]}, "expected a text in the field 'text'"),
+        ({"text": [["a", "b"]]}, "expected texts in the column 'text', got one of several parts"),
+        ({"text": [None]}, "expected a text in the field 'text'"),
+    ],
+)
+def test_tables_without_texts_are_told(tmp_path: Path, columns: Any, said: str):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    arrow: Any = pa
+    writer: Any = parquet
+    writer.write_table(arrow.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=said):
+        open_texts(tmp_path / "a.parquet", Reading())

@@ -182,14 +182,18 @@ def _table(path: Path, reading: Reading) -> Iterator[str]:
 
     arrow: Any = parquet
     try:
-        # A text that comes a million times lies in the file once, and should not lie in memory more often.
-        file = arrow.ParquetFile(path, read_dictionary=[reading.text_field])
-        names = [str(name) for name in file.schema_arrow.names]
+        names = [str(name) for name in arrow.read_schema(path).names]
         if reading.text_field not in names:
             _field(dict.fromkeys(names), reading.text_field, str(path))
+        # A text that comes a million times lies in the file once, and should not lie in memory more often.
+        file = arrow.ParquetFile(path, read_dictionary=[reading.text_field])
         for batch in file.iter_batches(columns=[reading.text_field]):
             for text in batch.column(0):
                 yield _field({reading.text_field: text.as_py()}, reading.text_field, str(path))
+    except KeyError:  # a column of columns
+        raise ValueError(
+            f"{path}: expected texts in the column {reading.text_field!r}, got one of several parts"
+        ) from None
     except (ArrowException, OSError) as error:
         raise ValueError(f"{path}: expected parquet ({str(error).splitlines()[0][:120]})") from None
 
