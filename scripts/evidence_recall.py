@@ -153,7 +153,7 @@ def page(found: dict[str, Any]) -> str:
     minutes = sum(one["seconds"] for one in done) / 60
     lines += [
         "",
-        f"Trained on one thread of a {found['machine']['device']} that had other work, torch "
+        f"Trained on one thread ({found['machine']['device']}) beside other work, torch "
         f"{found['machine']['torch']}, {minutes:.0f} minutes in all: `scripts/evidence_recall.py`. Every training is "
         "in `recall.json`, with its curve; how long one took says nothing.",
         "",
