@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,6 @@ import torch
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 import affinear
-
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-
-
-@pytest.fixture(autouse=True)
-def beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-
-
-def script(name: str) -> Any:
-    return importlib.import_module(name)
 
 
 def small() -> tuple[Any, Any]:
@@ -43,7 +31,7 @@ class Stops:
         return self.looks < 0
 
 
-def test_a_stage_that_was_stopped_ends_with_the_same_weights(tmp_path: Path):
+def test_a_stage_that_was_stopped_ends_with_the_same_weights(script: Any, tmp_path: Path):
     stages = script("in_stages")
     stage = stages.Stage("layers", 6, 1e-3, 1e-2)
 
@@ -67,7 +55,7 @@ def test_a_stage_that_was_stopped_ends_with_the_same_weights(tmp_path: Path):
         assert torch.equal(value, fresh[name]) == (".attn." not in name)  # nothing else was taught
 
 
-def test_rows_of_other_settings_are_refused(tmp_path: Path):
+def test_rows_of_other_settings_are_refused(script: Any, tmp_path: Path):
     stages = script("in_stages")
     rows = stages.Rows(tmp_path / "rows.json", {"steps": (1, 2)})
     rows.add(mechanism="mala", row="swapped", wer=0.5)
@@ -89,14 +77,14 @@ def theirs() -> list[str]:
     return names + [f"{name}.{what}" for name in norms for what in ("weight", "bias")]
 
 
-def test_every_weight_of_whisper_has_its_place():
+def test_every_weight_of_whisper_has_its_place(script: Any):
     config = WhisperConfig(encoder_layers=1, decoder_layers=1)
     with torch.device("meta"):
         known = set(WhisperForConditionalGeneration(config).state_dict()) - {"proj_out.weight"}
     assert {script("pack_teachers").renamed(name) for name in theirs()} == known
 
 
-def test_words_become_tokens_and_words_again():
+def test_words_become_tokens_and_words_again(script: Any):
     pieces = [bytes([i]) for i in range(256)] + [b"th", b"the", b" the", b"\xc3\xa9"]
     spelling = script("pack_teachers").Spelling(pieces)
     text = " the café, don't! 42"
@@ -106,7 +94,7 @@ def test_words_become_tokens_and_words_again():
     assert 259 in tokens
 
 
-def test_positions_of_a_longer_whisper_are_those_it_has_and_more():
+def test_positions_of_a_longer_whisper_are_those_it_has_and_more(script: Any):
     hearing = script("evidence_linearize_whisper")
     config = WhisperConfig(d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, vocab_size=99,
                            decoder_attention_heads=2, max_source_positions=20, pad_token_id=0, bos_token_id=1,
