@@ -17,6 +17,7 @@ half.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import statistics
@@ -268,6 +269,7 @@ def work(given: argparse.Namespace, plans: dict[str, Plan]) -> None:
             ),
             files[name],
         )
+        gc.collect()  # a network holds itself in circles, and the next one needs its room
 
 
 def run(
