@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import math
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,36 @@ def test_pieces_of_any_size_give_the_same_samples(before: int, after: int, tmp_p
     torch.testing.assert_close(torch.cat((*pieces, resampler.rest())), resample(wave, before, after), atol=1e-6, rtol=0)
     path = write(tmp_path / "a.wav", wave.numpy() / 5, before)
     torch.testing.assert_close(torch.cat(list(follow_audio(path, after))), read_audio(path, after), atol=1e-6, rtol=0)
+
+
+def test_a_recording_of_a_sample_at_a_time_gives_the_same_samples():
+    wave = torch.randn(60)
+    resampler = Resampler(11_025, 16_000)
+    pieces = [resampler(piece) for piece in wave.split(1)] + [resampler.rest()]
+    assert torch.equal(torch.cat(pieces), resample(wave, 11_025, 16_000))
+
+
+LONG = """
+from pathlib import Path
+import torch
+from affinear.tasks.speech.resampling import resample
+
+def held(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+wave = torch.zeros(2_000_000)
+before = held("VmRSS")
+resample(wave, 11_025, 16_000)
+print((held("VmHWM") - before) // 1024)
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells what a process held at most")
+def test_three_minutes_at_another_rate_take_little_more_than_themselves():
+    told = subprocess.run([sys.executable, "-c", LONG], capture_output=True, text=True, check=True)
+    assert int(told.stdout) < 200  # megabytes; in a process whose memory is not in shreds yet
 
 
 def test_a_constant_stays_what_it_is():

@@ -11,7 +11,7 @@ from torch import Tensor
 ZEROS = 24  # of the sinc on each side: how steep the filter is
 BETA = 9.0  # of Kaiser's window: what is let through beyond is 90 dB down
 ROLLOFF = 0.945  # of the band that is kept
-AT_ONCE = 2**16  # samples that are computed together
+AT_ONCE = 2**14  # samples that are computed together
 
 
 class Resampler:
@@ -61,17 +61,18 @@ class Resampler:
         return self._make(total)
 
     def _make(self, until: int) -> Tensor:
-        pieces: list[Tensor] = []
-        while self._made < until:
-            number = torch.arange(self._made, min(until, self._made + AT_ONCE))
+        # Into one tensor: many small ones between large ones would leave an hour's memory in shreds.
+        out = torch.empty(max(0, until - self._made))
+        for part in out.split(AT_ONCE) if len(out) else ():
+            number = torch.arange(self._made, self._made + len(part))
             place, phase = number * self.down // self.up, number * self.down % self.up
             windows = self._held.unfold(0, 2 * self.reach, 1)[place - self.reach + 1 - self._first]
-            pieces.append((windows * self.weights[phase]).sum(-1))
-            self._made += len(number)
+            part.copy_((windows * self.weights[phase]).sum(-1))
+            self._made += len(part)
         keep = self._made * self.down // self.up - self.reach + 1
         if keep > self._first:
             self._held, self._first = self._held[keep - self._first :].clone(), keep
-        return torch.cat(pieces) if pieces else torch.zeros(0)
+        return out
 
 
 def resample(wave: Tensor, before: int, after: int) -> Tensor:
