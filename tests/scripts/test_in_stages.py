@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bz2
+import json
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +109,17 @@ def test_positions_of_a_longer_whisper_are_those_it_has_and_more(script: Any):
         assert torch.equal(same, network.model.encoder(sounds).last_hidden_state)
         assert hearing.longer(network, 50)(torch.randn(1, 80, 100)).last_hidden_state.shape == (1, 50, 32)
     assert network.config.max_source_positions == 20  # the network itself stays as it was
+
+
+def test_windows_of_a_part_that_is_missing_are_left_out(
+    script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    steps = torch.randint(0, 50, (80, 7), dtype=torch.uint8)
+    packed = torch.diff(steps.int(), dim=1, prepend=torch.zeros(80, 1, dtype=torch.int32)).to(torch.uint8)
+    (tmp_path / "windows-0.bz2").write_bytes(bz2.compress(packed.numpy().tobytes()))
+    rows = [{"part": f"windows-{part}.bz2", "speaker": "a", "frames": 7, "floor": 0.0} for part in (0, 1)]
+    (tmp_path / "windows.json").write_text(json.dumps(rows))
+    kept, found = script("pack_teachers").read_windows(tmp_path)
+    assert kept == rows[:1]
+    assert torch.equal(found[0], steps)
+    assert "windows-1.bz2 is not in" in capsys.readouterr().out
