@@ -43,6 +43,13 @@ def seed(request: pytest.FixtureRequest) -> int:
     return number
 
 
+@pytest.fixture(scope="session", autouse=True)
+def interrupts() -> None:
+    """Ctrl-C is heard by tests, and by what they start, in a job of the background as well, which ignores it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 InRanks = Callable[[int, Callable[[], Any]], list[Any]]
 
 
