@@ -63,7 +63,7 @@ docs: $(READY) ## build the documentation into site/
 
 clean: ## remove the environment and everything built
 	rm -rf .venv site dist .pytest_cache .ruff_cache .hypothesis
-	find src tests scripts -name __pycache__ -prune -exec rm -rf {} +
+	find src tests scripts evidence -name __pycache__ -prune -exec rm -rf {} +
 
 # What trains, and nothing else: the demo starts as soon as it can.
 $(DEMO): pyproject.toml constraints.txt scripts/cpu_torchvision.py

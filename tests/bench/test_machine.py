@@ -14,7 +14,7 @@ from affinear.bench.machine import describe
     ("arguments", "command"),
     [
         (["/opt/bin/affinear", "bench", "ops", "--output", "my run.json"], "affinear bench ops --output 'my run.json'"),
-        (["scripts/evidence.py", "--part", "score"], "python scripts/evidence.py --part score"),
+        (["evidence/attention.py", "--part", "score"], "python evidence/attention.py --part score"),
     ],
 )
 def test_the_command_can_be_typed_again(monkeypatch: pytest.MonkeyPatch, arguments: list[str], command: str):

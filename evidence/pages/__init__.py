@@ -1,0 +1,1 @@
+"""Pages of results, out of what experiments wrote."""

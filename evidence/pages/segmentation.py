@@ -1,0 +1,199 @@
+"""The page of results/segmentation, written from what was measured: what cannot be concluded comes first."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Row = Mapping[str, Any]
+PARTS = ("camvid", "alone", "upernet", "growth")
+FLOOR = 0.5  # mIoU that mavit_tiny was to reach
+COMMANDS = """```sh
+PYTHONPATH=src python evidence/segment.py camvid --data camvid --output outputs --minutes 20 --parallel 7 --mps
+PYTHONPATH=src python evidence/segment.py alone --output outputs
+PYTHONPATH=src python evidence/segment.py upernet --output outputs
+PYTHONPATH=src python evidence/segment.py growth --output outputs
+PYTHONPATH=src python evidence/segment.py page --output outputs --page results/segmentation
+```
+"""
+
+
+def written(folder: Path, output: Path) -> str:
+    """Bring the JSON of what was measured to the page's folder, and write `README.md` of all that is there.
+
+    Args:
+        folder: Of the page.
+        output: Of the measurements; a part that is not there stays as the page's folder has it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Any] = {}
+    for part in PARTS:
+        source = next((at / f"{part}.json" for at in (output, folder) if (at / f"{part}.json").is_file()), None)
+        if source is not None:
+            found[part] = json.loads(source.read_text())
+            _write(folder / f"{part}.json", json.dumps(found[part], indent=1))
+    text = page(found)
+    _write(folder / "README.md", text)
+    return text
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """The page in Markdown, of those parts that were measured."""
+    cells: list[Row] = found.get("camvid", {}).get("cells", [])
+    parts = ["# Segmentation, from random weights\n", _limits(cells, found)]
+    if cells:
+        parts.append(_camvid(cells, found))
+    if "upernet" in found:
+        parts.append(_upernet(found["upernet"]))
+    if "growth" in found:
+        parts.append(_growth(found["growth"]))
+    return "\n".join([*parts, COMMANDS])
+
+
+def _limits(cells: Sequence[Row], found: Mapping[str, Any]) -> str:
+    told = ["**What cannot be concluded.**"]
+    if cells:
+        seeds = {len(rows) for rows in by_arm(cells).values()}
+        many = " to ".join(str(count) for count in sorted({min(seeds), max(seeds)}))
+        told.append(
+            f"{many} seeds and {cells[0]['steps']:,} steps from random weights on {TRAINED} photos say which backbone "
+            "learns quickly, not which is best with trained weights, more photos or more steps. One recipe served all "
+            "of them; it was settled with `mavit_tiny` and never by test photos, so others may lose by it. Photos of "
+            "360 x 480 have 10,800 tokens at the finest map: nothing here speaks of larger ones."
+        )
+        if max(seeds) < 3:
+            told.append("With fewer than three seeds, a difference of a few points is noise.")
+    missing = [part for part in PARTS if part not in found]
+    if missing:
+        told.append(f"Not measured yet: {', '.join(missing)}.")
+    told.append("Speeds are those of one machine in eager mode, where the host decides for small images.")
+    return " ".join(told) + "\n"
+
+
+TRAINED = 367  # photos of CamVid's training half
+
+
+def _camvid(cells: Sequence[Row], found: Mapping[str, Any]) -> str:
+    alone = {row["name"]: row for row in found.get("alone", {}).get("rows", [])}
+    groups = by_arm(cells)
+    recipe, settings = cells[0]["recipe"], cells[0]["settings"]
+    crop = " x ".join(str(side) for side in settings["crop"])
+    head = (
+        f"**CamVid.** SemanticFPN, {cells[0]['steps']:,} steps of {recipe['batch_size']} crops of {crop}, zoomed by "
+        f"{settings['zoom'][0]:g} to {settings['zoom'][1]:g}, AdamW at {recipe['lr']:g}; averaged weights after the "
+        f"last step, whole photos, {cells[0]['photos']} of the {cells[0].get('split', 'test')} half, no choice among "
+        "evaluations. Mean ± deviation over seeds, in percent. Images per second and memory are of a training step, "
+        "each backbone alone on the GPU where it was measured so, else (marked *) beside others.\n"
+    )
+    lines = ["| backbone | seeds | mIoU | lowest to highest | aAcc | M parameters | images/s | GB |"]
+    lines += ["|---|---|---|---|---|---|---|---|"]
+    for arm, rows in groups.items():
+        values = [miou(row) for row in rows]
+        right = spread([(row["averaged"] or row["last"])["aacc"] for row in rows])
+        own = alone.get(arm)
+        speed = own["images_per_second"] if own else statistics.median(row["images_per_second"] for row in rows)
+        memory = own["peak_gb"] if own and own["peak_gb"] else max(row["peak_memory"] for row in rows) / 2**30
+        mark = "" if own else "*"
+        lines.append(
+            f"| {arm} | {len(rows)} | {spread(values)} | {100 * min(values):.1f} to {100 * max(values):.1f} | {right} "
+            f"| {rows[0]['parameters'] / 1e6:.1f} | {speed:.0f}{mark} | {memory:.1f}{mark} |"
+        )
+    return "\n".join([head, *lines, "", _floor(groups), _choice(found["camvid"].get("chosen")), _classes(groups)])
+
+
+def _choice(chosen: Row | None) -> str:
+    """By what the recipe was chosen."""
+    if not chosen:
+        return "The recipe is `small` as it is; no variant was tried.\n"
+    tried = ", ".join(f"{name} {100 * score:.1f}" for name, score in chosen["validation"].items())
+    changes = f" ({', '.join(f'`{one}`' for one in chosen['set'])})" if chosen["set"] else ""
+    return (
+        f"The recipe, {chosen['name']}{changes}, was chosen with `mavit_tiny` and one seed by the validation half, "
+        f"before any test photo was judged: mIoU of {tried}.\n"
+    )
+
+
+def _floor(groups: Mapping[str, Sequence[Row]]) -> str:
+    rows = groups.get("mavit_tiny", ())
+    if not rows:
+        return f"The floor, {FLOOR:.0%} for `mavit_tiny`, is undecided: it was not trained.\n"
+    mean = statistics.mean(miou(row) for row in rows)
+    return f"The floor, {FLOOR:.0%} for `mavit_tiny`, is {'met' if mean >= FLOOR else 'missed'}: {mean:.1%}.\n"
+
+
+def _classes(groups: Mapping[str, Sequence[Row]]) -> str:
+    """IoU of each class, mean over seeds."""
+    names = list(next(iter(groups.values()))[0]["classes"])
+    lines = [f"| IoU, % | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for arm, rows in groups.items():
+        each = [100 * statistics.mean(row["classes"].get(name, 0.0) for row in rows) for name in names]
+        lines.append(f"| {arm} | {' | '.join(f'{value:.0f}' for value in each)} |")
+    return "\n".join(["By class, of the better of last and averaged weights:\n", *lines, ""])
+
+
+def _upernet(part: Row) -> str:
+    rows: list[Row] = part["rows"]
+    size = " x ".join(str(side) for side in rows[0]["size"])
+    lines = [f"**UperNet at {size}**, {rows[0]['batch']} images, a training step in bfloat16, eager, in turns:\n"]
+    lines += ["| backbone | images/s | turns | GB | M parameters | GMACs |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        turns = ", ".join(f"{turn:.1f}" for turn in row["turns"])
+        memory = f"{row['peak_gb']:.1f}" if row["peak_gb"] is not None else ""
+        lines.append(
+            f"| {row['name']} | {row['images_per_second']:.1f} | {turns} | {memory} | {row['parameters'] / 1e6:.1f} "
+            f"| {row['gmacs']:.0f} |"
+        )
+    linear = next((row for row in rows if row["name"].endswith("_linear")), None)
+    others = [row for row in rows if row is not linear]
+    if linear is None or not others:
+        return "\n".join([*lines, ""])
+    ahead = [row for row in others if linear["images_per_second"] > row["images_per_second"]]
+    verdict = "met" if len(ahead) == len(others) else f"missed: ahead of {len(ahead)} of {len(others)}"
+    return "\n".join([*lines, "", f"The bar, the linear one ahead of both, is {verdict}.\n"])
+
+
+def _growth(part: Row) -> str:
+    """Gigabytes and seconds of one image, by side."""
+    rows: list[Row] = part["rows"]
+    names, sides = list(dict.fromkeys(row["name"] for row in rows)), sorted({row["side"] for row in rows})
+    told = {(row["name"], row["side"]): row for row in rows}
+    lines = [f"**Growth.** `{rows[0]['model']}`, one image, forward and backward, gigabytes above the weights':\n"]
+    lines += [f"| side | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for side in sides:
+        each = [_grown(told.get((name, side))) for name in names]
+        lines.append(f"| {side} | {' | '.join(each)} |")
+    return "\n".join([*lines, ""])
+
+
+def _grown(row: Row | None) -> str:
+    if row is None:
+        return "not tried"
+    return row["error"] if "error" in row else f"{row['peak_gb']:.2f} GB, {row['seconds']:.2f} s"
+
+
+def by_arm(cells: Sequence[Row]) -> dict[str, list[Row]]:
+    """Runs by backbone, in the order in which they come."""
+    found: dict[str, list[Row]] = {}
+    for cell in cells:
+        found.setdefault(cell["arm"], []).append(cell)
+    return found
+
+
+def miou(cell: Row) -> float:
+    """What counts: the averaged weights after the last step."""
+    return (cell["averaged"] or cell["last"])["miou"]
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and deviation in percent."""
+    known = [100 * value for value in values]
+    return f"{statistics.mean(known):.1f}" + (f" ± {statistics.stdev(known):.1f}" if len(known) > 1 else "")
+
+
+def _write(path: Path, text: str) -> None:
+    beside = path.with_name(path.name + ".part")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)

@@ -1,0 +1,279 @@
+"""The evidence for long ranges: every mechanism on the kinds of the Long Range Arena that are at hand, on one GPU.
+
+    PYTHONPATH=src python evidence/ranges.py --cifar cifar-10 --output outputs --probe
+    PYTHONPATH=src python evidence/ranges.py --cifar cifar-10 --output outputs --minutes 20 --parallel 6
+
+Data that is made up is made once, by all cores, and kept in the output folder. Then every kind, arm and seed that is
+not trained yet is, several processes at a time, all by the recipe of its kind made shorter. `ranges.json` is written
+after each, and the same command goes on where it stopped. `--probe` makes small data and measures each arm alone on the
+GPU: milliseconds of a step and memory, in `ranges_alone.json`; from that it says how long the whole would take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from affinear import tasks
+from affinear.tasks.ranges import keeping
+from affinear.tasks.ranges.opening import open_ranges
+from affinear.tasks.ranges.sequences import Ranges, Rows, Split
+from affinear.train import Recipe, Run, train
+from affinear.train.engine import ready, settled
+from affinear.train.spelling import parse
+from pages.text import CHANCE, PUBLISHED
+from running.cells import Cell, keep, machine, serve, wait, work_off
+
+MODEL = "sequence_small"
+ARMS = ("softmax", "linear", "mala", "mala_released", "nala", "inline", "none")
+# Steps, a tenth of what is published or less; and the rate, higher since there are fewer.
+LENGTHS: Mapping[str, tuple[int, float]] = {
+    "image": (4_000, 1e-3),
+    "text": (3_000, 5e-4),
+    "listops": (5_000, 5e-4),
+    "pathfinder": (8_000, 1e-3),
+}
+SIZES = {"listops": (96_000, 2_000, 2_000), "pathfinder": (96_000, 2_000, 10_000)}
+SMALL = (512, 16, 256)  # for probing
+PARTS = 16  # that data is made in, each with a seed of its own; not the number of cores, which would make other data
+
+
+def main() -> int:
+    """Do what is asked; 1 if something is left to do."""
+    given = arguments().parse_args()
+    if given.serve:
+        return serve(lambda told: cell(arguments().parse_args(told)))
+    given.output.mkdir(parents=True, exist_ok=True)
+    kinds = chosen_kinds(given)
+    arms = [arm.strip() for arm in given.arms.split(",")]
+    seeds = [int(seed) for seed in given.seeds.split(",")]
+    if given.probe:
+        probe(given, kinds, arms, seeds)
+        return 0
+    files = {kind: data_file(given, kind) for kind in kinds}
+    cells = [one_cell(given, kind, arm, seed, files[kind]) for seed, kind, arm in itertools.product(seeds, kinds, arms)]
+    left = sum(not one.result.is_file() for one in cells)
+    print(f"{left} of {len(cells)} cells are left, {given.parallel} at a time", flush=True)
+
+    def finished(one: Cell) -> str:
+        tell(cells, given)
+        found = one.read() or {}
+        return f"accuracy {found['score']['accuracy']:.1%} after {found['seconds']:.0f} s"
+
+    work_off(__file__, cells, given.parallel, given.minutes, finished, given.output / "mps" if given.mps else None)
+    print(tell(cells, given))
+    return int(any(not one.result.is_file() for one in cells))
+
+
+def chosen_kinds(given: argparse.Namespace) -> list[str]:
+    """The kinds whose data is at hand."""
+    at_hand = {"image": given.cifar, "text": given.text, "listops": "made up", "pathfinder": "made up"}
+    asked = [kind.strip() for kind in given.kinds.split(",")]
+    for kind in asked:
+        if kind not in at_hand:
+            raise ValueError(f"--kinds: expected some of {', '.join(at_hand)}, got {kind!r}")
+        if at_hand[kind] is None:
+            print(f"{kind}: no data was given, so it is left out", flush=True)
+    return [kind for kind in asked if at_hand[kind] is not None]
+
+
+def data_file(given: argparse.Namespace, kind: str) -> Path:
+    """The data of a kind in one file, made if it is not there."""
+    path = given.output / "data" / f"{kind}.safetensors"
+    if not path.is_file():
+        began = time.monotonic()
+        data = made(kind, SIZES[kind]) if kind in SIZES else open_ranges(given.cifar if kind == "image" else given.text)
+        path.parent.mkdir(exist_ok=True)
+        keeping.keep(data, path)
+        print(
+            f"{kind}: {data.sizes[0]:,} and {data.sizes[1]:,} sequences in {time.monotonic() - began:.0f} s", flush=True
+        )
+    return path
+
+
+def made(kind: str, sizes: Sequence[int]) -> Ranges:
+    """So many sequences, made up by all cores; the same on every machine."""
+    shares = [[(size + part) // PARTS for size in sizes] for part in range(PARTS)]
+    specs = [
+        f"{kind}:train={max(1, train)},validation={max(1, val)},test={max(1, test)},seed={part}"
+        for part, (train, val, test) in enumerate(shares)
+    ]
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
+        return joined(list(pool.map(open_ranges, specs)), kind)
+
+
+def joined(parts: Sequence[Ranges], name: str) -> Ranges:
+    """Data sets of one kind as one."""
+    splits = [
+        Split(
+            tuple(_joined([split.rows[c] for split in splits]) for c in range(len(splits[0].rows))),
+            np.concatenate([split.labels for split in splits]),
+            title,
+        )
+        for title in ("train", "validation", "test")
+        for splits in [[getattr(part, title) for part in parts]]
+    ]
+    return dataclasses.replace(parts[0], name=name, train=splits[0], validation=splits[1], test=splits[2])
+
+
+def _joined(columns: Sequence[Rows]) -> Rows:
+    lengths = np.concatenate([column.lengths for column in columns])
+    starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+    return Rows(np.concatenate([column.tokens for column in columns]), starts)
+
+
+def one_cell(given: argparse.Namespace, kind: str, arm: str, seed: int, data: Path) -> Cell:
+    """A kind, an arm and a seed."""
+    folder = given.output / "ranges" / kind / f"{arm}-{seed}"
+    told = ["--cell", kind, "--arms", arm, "--seeds", str(seed), "--data", str(data), "--output", str(folder)]
+    told += ["--share", str(given.share), "--workers", str(given.workers)]
+    for change in given.set or []:
+        told += ["--set", change]
+    return Cell(f"{kind}, {arm}, seed {seed}", folder, tuple(told))
+
+
+def changes_of(given: argparse.Namespace, kind: str, seed: int) -> dict[str, Any]:
+    """What differs from the published recipe."""
+    steps, lr = LENGTHS[kind]
+    steps = max(2, round(steps * given.share))
+    changes: dict[str, Any] = {
+        "steps": steps,
+        "eval_steps": max(1, steps // 2),
+        "save_every": steps,  # a run that is told to stop saves itself
+        "lr": lr,
+        "seed": seed,
+        "workers": given.workers,
+        "compile": False,
+        "test_batch": 256,
+        "log_every": 200,
+    }
+    return changes | parse(given.set or [], Recipe, tasks.find("ranges").settings)
+
+
+def cell(given: argparse.Namespace) -> None:
+    """Train one arm of one kind with one seed, and write what came out."""
+    kind, seed = given.cell, int(given.seeds)
+    setup = tasks.recipe_for("ranges", MODEL, kind, **changes_of(given, kind, seed))
+    began = time.monotonic()
+    result = train(Run(MODEL, given.data, given.output, setup, {"mechanism": given.arms}))
+    found = {
+        "kind": kind,
+        "arm": given.arms,
+        "seed": seed,
+        "score": dict(result.score),
+        "curve": [(record.step, record.test) for record in result.records],
+        "parameters": result.parameters,
+        "ms_per_step_shared": 1000 * setup.recipe.batch_size / result.per_second,
+        "peak_memory": result.peak_memory,
+        "seconds": time.monotonic() - began,
+        "recipe": setup.recipe.as_dict(),
+        "settings": setup.settings.as_dict(),
+    }
+    keep(given.output / "result.json", found)
+
+
+def tell(cells: Sequence[Cell], given: argparse.Namespace) -> str:
+    """Write all that is done as JSON, and give it as a table."""
+    done = [found for one in cells if (found := one.read()) is not None]
+    keep(given.output / "ranges.json", {"machine": machine(), "parallel": given.parallel, "cells": done})
+    lines = ["| kind | arm | seeds | accuracy, mean | lowest to highest | above chance | steps | ms/step, shared |"]
+    lines += ["|---|---|---|---|---|---|---|---|"]
+    for kind, arm in dict.fromkeys((found["kind"], found["arm"]) for found in done):
+        mine = [found for found in done if (found["kind"], found["arm"]) == (kind, arm)]
+        values = [100 * found["score"]["accuracy"] for found in mine]
+        mean, pace = statistics.mean(values), statistics.median(found["ms_per_step_shared"] for found in mine)
+        lines.append(
+            f"| {kind} | {arm} | {len(mine)} | {mean:.1f} % | {min(values):.1f} to {max(values):.1f} "
+            f"| {mean - CHANCE[kind]:+.1f} | {mine[0]['recipe']['steps']:,} | {pace:.1f} |"
+        )
+    lines += [f"Published, 50,000 steps, {kind}: {numbers}" for kind, numbers in PUBLISHED.items()]
+    lines += ["Of pathfinder, how far the dots are apart tells 60 %, without following a contour."]
+    return "\n".join(lines)
+
+
+def probe(given: argparse.Namespace, kinds: Sequence[str], arms: Sequence[str], seeds: Sequence[int]) -> None:
+    """Measure each arm by itself, and say how long the whole would take."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rows: list[dict[str, Any]] = []
+    for kind in kinds:
+        data = made(kind, SMALL) if kind in SIZES else open_ranges(given.cifar if kind == "image" else given.text)
+        for arm in arms:
+            rows.append(alone(given, kind, arm, data, device))
+            told = "{kind}, {arm}: {ms:.1f} ms a step, {gigabytes:.2f} GB, {parameters:,} parameters"
+            print(told.format(**rows[-1]), flush=True)
+            keep(given.output / "ranges_alone.json", {"machine": machine(), "rows": rows})
+    steps = {kind: LENGTHS[kind][0] * given.share for kind in kinds}
+    total = sum(row["ms"] * steps[row["kind"]] for row in rows) * len(seeds) / 60_000
+    print(f"The whole, if processes only took turns on the GPU: {total:.0f} minutes for {len(seeds)} seeds", flush=True)
+
+
+def alone(given: argparse.Namespace, kind: str, arm: str, data: Ranges, device: torch.device) -> dict[str, Any]:
+    """One arm alone: the median of some training steps, and the most memory."""
+    setup = tasks.recipe_for("ranges", MODEL, kind, **{**changes_of(given, kind, 0), "workers": 0})
+    job = settled(Run(MODEL, "", Path(), setup, {"mechanism": arm}), data)
+    network = setup.task.network(job).to(device).train()
+    work = setup.task.work(job, data, device)
+    batch = next(ready(work.train_loader(), work))
+    batch = type(batch)(*(part.to(device) for part in batch))
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    seconds: list[float] = []
+    for _ in range(given.probe_steps):
+        wait(device)
+        began = time.perf_counter()
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            loss = work.loss(network, batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        wait(device)
+        seconds.append(time.perf_counter() - began)
+    return {
+        "kind": kind,
+        "arm": arm,
+        "ms": 1000 * statistics.median(seconds[len(seconds) // 3 :]),
+        "gigabytes": torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0,
+        "parameters": sum(weight.numel() for weight in network.parameters()),
+        "batch": job.recipe.batch_size,
+        "tokens": job.settings.length,
+    }
+
+
+def arguments() -> argparse.ArgumentParser:
+    """What the command line takes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("outputs"), help="folder for all that is written")
+    parser.add_argument("--cifar", help="folder with the files of CIFAR-10; without it there is no image")
+    parser.add_argument("--text", help="folder or table of reviews; without it there is no text")
+    parser.add_argument("--kinds", default="image,listops,pathfinder,text")
+    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--share", type=float, default=1.0, help="of the steps that each kind has here")
+    parser.add_argument("--minutes", type=float, default=20)
+    parser.add_argument("--parallel", type=int, default=6, help="processes at a time")
+    parser.add_argument("--workers", type=int, default=1, help="processes that read, for each")
+    parser.add_argument("--mps", action="store_true", help="let NVIDIA's MPS share the GPU")
+    parser.add_argument("--set", action="append", help="field=value of recipe or task")
+    parser.add_argument("--probe", action="store_true", help="measure each arm alone, and stop")
+    parser.add_argument("--probe-steps", type=int, default=15)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--cell", help=argparse.SUPPRESS)
+    parser.add_argument("--data", help=argparse.SUPPRESS)
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""What experiments are run with: cells and stages, files, machine."""

@@ -1,0 +1,194 @@
+"""A teacher's linear copy, taught in stages within a given time: rows are kept as they come, stages go on.
+
+What `linearize_dino.py` and `linearize_whisper.py` have in common.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from affinear.linearizing.distil import layer_errors, swapped_layers
+from running.cells import keep, machine
+
+MECHANISMS = ("mala", "nala", "inline", "linear")
+SAVE_EVERY = 60.0  # seconds between two savings
+WARM = 0.1  # share of the steps in which the rate rises
+
+
+class Rows:
+    """What came out so far, in a file that is written anew with every row.
+
+    Args:
+        path: Of the JSON file.
+        settings: What all rows were made with. A file of others is refused.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        self.path = path
+        self.told: dict[str, Any] = {"settings": dict(settings), "machine": machine(), "rows": []}
+        if path.is_file():
+            self.told = json.loads(path.read_text())
+            if self.told["settings"] != json.loads(json.dumps(settings)):
+                raise ValueError(f"{path}: expected rows of {dict(settings)}, got some of {self.told['settings']}")
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows."""
+        return self.told["rows"]
+
+    def find(self, **key: Any) -> dict[str, Any] | None:
+        """The row with these entries, if it is there."""
+        same = (row for row in self.rows if all(row.get(name) == value for name, value in key.items()))
+        return next(same, None)
+
+    def add(self, **row: Any) -> None:
+        """Keep a row, and say it."""
+        self.rows.append(row)
+        keep(self.path, self.told)
+        print(json.dumps({name: value for name, value in row.items() if name != "losses"}), flush=True)
+
+
+class Clock:
+    """When to stop.
+
+    Args:
+        minutes: From now on.
+    """
+
+    def __init__(self, minutes: float) -> None:
+        self.began = time.monotonic()
+        self.ends = self.began + 60 * minutes
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is up."""
+        return time.monotonic() > self.ends
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage.
+
+    Attributes:
+        name: "layers" or "whole".
+        steps: How many.
+        lr: Peak of the learning rate, of the teacher's weights.
+        new_lr: The same of what linearizing added.
+    """
+
+    name: str
+    steps: int
+    lr: float
+    new_lr: float
+
+    def rate(self, step: int) -> float:
+        """Share of the peak: it rises in a line and falls as a cosine to a hundredth."""
+        warm = max(1, round(WARM * self.steps))
+        if step < warm:
+            return (step + 1) / warm
+        return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, self.steps - warm)))
+
+
+def taught(
+    student: nn.Module,
+    stage: Stage,
+    learned: Sequence[str],
+    loss_of: Callable[[int], Tensor],
+    kept: Path,
+    clock: Clock,
+) -> dict[str, Any] | None:
+    """Teach a student through a stage, from where it was left; None if the time is over before its end.
+
+    Args:
+        student: What learns, in place. Afterwards it has the stage's weights, whether they were made now or before.
+        stage: How long and how fast.
+        learned: Names of the parameters that learn; all others stay.
+        loss_of: The loss of a step, which is to depend on its number alone.
+        kept: Where the stage is kept.
+        clock: When to stop.
+
+    Returns:
+        Losses, some of them, and seconds.
+    """
+    optimizer = _optimizer(student, stage, learned)
+    step, took, losses = 0, 0.0, list[float]()
+    if kept.is_file():
+        state = torch.load(kept, map_location=next(student.parameters()).device, weights_only=True)
+        student.load_state_dict(state["student"])
+        step, took, losses = state["step"], state["took"], state["losses"]
+        if step < stage.steps:
+            optimizer.load_state_dict(state["optimizer"])
+
+    began = saved = time.monotonic()
+
+    def save() -> None:
+        state = {"student": student.state_dict(), "step": step, "took": took + time.monotonic() - began}
+        if step < stage.steps:
+            state["optimizer"] = optimizer.state_dict()
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        torch.save({**state, "losses": losses}, kept.with_suffix(".part"))
+        kept.with_suffix(".part").replace(kept)
+
+    every = max(1, stage.steps // 20)
+    while step < stage.steps:
+        if clock.over:
+            save()
+            return None
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak"] * stage.rate(step)
+        optimizer.zero_grad()
+        loss = loss_of(step)
+        loss.backward()
+        nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 1.0)
+        optimizer.step()
+        if step % every == 0 or step == stage.steps - 1:
+            losses.append(round(loss.item(), 4))
+            passed = took + time.monotonic() - began
+            print(f"  {kept.stem}: step {step + 1}/{stage.steps}, loss {losses[-1]}, {passed:.0f} s", flush=True)
+        step += 1
+        if time.monotonic() - saved > SAVE_EVERY:
+            save()
+            saved = time.monotonic()
+    took += time.monotonic() - began
+    began = time.monotonic()
+    save()
+    return {"steps": stage.steps, "seconds": round(took, 1), "losses": losses}
+
+
+def _optimizer(student: nn.Module, stage: Stage, learned: Sequence[str]) -> torch.optim.AdamW:
+    """Two rates: what the teacher had, and what linearizing added."""
+    groups: dict[bool, list[nn.Parameter]] = {False: [], True: []}
+    chosen = set(learned)
+    for name, parameter in student.named_parameters():
+        parameter.requires_grad_(name in chosen)
+        if name in chosen:
+            groups[".linearized." in name].append(parameter)
+    peaks = {False: stage.lr, True: stage.new_lr}
+    made = [{"params": found, "peak": peaks[new], "lr": peaks[new]} for new, found in groups.items() if found]
+    return torch.optim.AdamW(made, weight_decay=0.0, betas=(0.9, 0.98))
+
+
+def layers_of(student: nn.Module) -> list[str]:
+    """Names of the parameters of the layers that are linear: what the first stage teaches."""
+    prefixes = tuple(f"{name}." for name in swapped_layers(student))
+    return [name for name, _ in student.named_parameters() if name.startswith(prefixes)]
+
+
+def layer_loss(teacher: nn.Module, student: nn.Module, call: Callable[[nn.Module], Any]) -> Tensor:
+    """The first stage's loss: the mean over layers."""
+    return torch.stack(list(layer_errors(teacher, student, call).values())).mean()
+
+
+@torch.no_grad()
+def layers_apart(teacher: nn.Module, student: nn.Module, call: Callable[[nn.Module], Any]) -> list[float]:
+    """The relative error of every layer, in order."""
+    return [round(float(error), 4) for error in layer_errors(teacher, student, call).values()]

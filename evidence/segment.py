@@ -1,0 +1,513 @@
+"""The evidence for segmentation: CamVid from fresh weights, and what UperNet costs, on one GPU, within a given time.
+
+    PYTHONPATH=src python evidence/segment.py choose --data camvid --output outputs --minutes 5
+    PYTHONPATH=src python evidence/segment.py camvid --data camvid --output outputs --minutes 8
+    PYTHONPATH=src python evidence/segment.py alone --output outputs
+    PYTHONPATH=src python evidence/segment.py upernet --output outputs
+    PYTHONPATH=src python evidence/segment.py growth --output outputs
+    PYTHONPATH=src python evidence/segment.py page --output outputs --page results/segmentation
+
+`choose` trains `mavit_tiny` by the small recipe and variants of it, judges them by the validation photos, and writes
+the best one to `chosen.json`, which `camvid` then takes for all arms; without that file it takes the recipe as it is.
+`camvid` trains every arm with every seed that is not trained yet by the small recipe, several processes at a time, each
+of which does run after run, all by the same settings, and judges them on the test photos: all arms with the first seed,
+then with the next. It writes `camvid.json` after each. When the time is over it stops; the same command goes on where
+each run was. `--steps 2 --parallel 1` is a trial. `alone` measures each arm by itself: images per second and memory of
+a training step, parameters and multiply-adds. `upernet` does so for UperNet at 512 x 2048, two images at a time.
+`growth` takes one image through forward and backward of a backbone, from 512 x 512 up to 4096 x 4096. All write after
+every row. `page` writes the page about all of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import json
+import math
+import os
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from timm.optim import create_optimizer_v2
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from affinear import tasks
+from affinear.models.catalogue import count_macs
+from affinear.models.heads import Segmenter
+from affinear.tasks.segment.drawing import map_file
+from affinear.tasks.segment.looking import labels_of
+from affinear.tasks.segment.opening import open_scenes
+from affinear.tasks.segment.pairs import Scenes
+from affinear.tasks.segment.samples import as_bytes
+from affinear.tasks.segment.settings import Segmentation
+from affinear.tasks.segment.work import Normalize, look_of, pixel_loss
+from affinear.train import Interrupted, Recipe, Run, train
+from affinear.train.settings import parse_size
+from affinear.train.spelling import parse
+from pages.segmentation import written
+from running.claiming import attempt, claimed, lead
+
+LINEAR, SWIN = "mavit_tiny_linear", "swin_tiny_patch4_window7_224"
+ARMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mavit_tiny": ("mavit_tiny", {}),
+    "mavit_tiny_linear": (LINEAR, {}),
+    "around softmax": (LINEAR, {"mechanism": "softmax"}),
+    "around linear": (LINEAR, {"mechanism": "linear"}),
+    "around none": (LINEAR, {"mechanism": "none"}),
+    "swin_tiny": (SWIN, {}),
+    "resnet50": ("resnet50", {}),
+    "around mala": (LINEAR, {"mechanism": "mala"}),
+}
+USUAL = tuple(ARMS)[:7]
+VARIANTS: dict[str, tuple[str, ...]] = {  # of the small recipe, to be chosen from by validation photos
+    "small": (),
+    "slower": ("lr=5e-4",),
+    "wider": ("zoom=0.5,2.0",),
+    "larger": ("short_side=540", "zoom=0.67,1.33"),
+}
+TRIED = "mavit_tiny"  # the arm that they are tried with
+CROP, BATCH, CLASSES = (320, 320), 16, 11  # a crop that photos of 360 x 480 fill at every zoom
+SHOWN = ("mavit_tiny", 0)  # the run whose maps are kept
+PHOTOS = 6  # how many of them, evenly among the test photos
+UPERNETS = {"mavit_small_linear": {}, "mavit_small": {}, "swin_small_patch4_window7_224": {}}
+WIDE, WIDE_BATCH, WIDE_CLASSES = (512, 2048), 2, 150
+PARTS = ("choose", "camvid", "alone", "upernet", "growth", "page", "worker")
+GROWING = (512, 768, 1024, 1536, 2048, 3072, 4096)  # pixels a side
+PATIENCE = 4.0  # seconds that a pass may take before larger images are left out
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One arm with one seed.
+
+    Attributes:
+        arm: Its name.
+        seed: Of everything random.
+        folder: Where its run is.
+        changes: Of the recipe.
+    """
+
+    arm: str
+    seed: int
+    folder: Path
+    changes: tuple[str, ...] = ()
+
+    @property
+    def result(self) -> Path:
+        """The file that is there when it is done."""
+        return self.folder.with_name(f"{self.folder.name}.json")
+
+
+def main() -> int:
+    """Do what is asked; 1 if something is left to do."""
+    given = arguments().parse_args()
+    given.output.mkdir(parents=True, exist_ok=True)
+    if given.what in ("camvid", "choose"):
+        return trained(given)
+    if given.what == "worker":
+        work(given)
+        return 0
+    if given.what == "page":
+        print(written(given.page or given.output, given.output))
+        return 0
+    rows: dict[tuple[str, int | None], dict[str, Any]] = {}
+    for row in {"alone": alone, "upernet": upernet, "growth": growth}[given.what](given):
+        rows[row["name"], row.get("side")] = row  # of more turns than before, where it was there
+        keep(given.output / f"{given.what}.json", {"machine": machine(), "rows": list(rows.values())})
+    return 0
+
+
+def cells_of(given: argparse.Namespace) -> dict[str, Cell]:
+    """All runs by name, the first seed of every arm before the second of any; or the variants."""
+    if given.trial:
+        return {name: Cell(TRIED, 0, given.output / "choose" / name, VARIANTS[name]) for name in VARIANTS}
+    arms = [name.strip() for name in given.arms.split(",")] if given.arms else list(USUAL)
+    unknown = [name for name in arms if name not in ARMS]
+    if unknown:
+        raise ValueError(f"--arms: expected some of {', '.join(ARMS)}, got {unknown[0]!r}")
+    file = given.output / "chosen.json"
+    chosen = tuple(json.loads(file.read_text())["set"]) if file.is_file() else ()
+    named = [(f"{arm.replace(' ', '_')}-{seed}", arm, int(seed)) for seed in given.seeds.split(",") for arm in arms]
+    return {name: Cell(arm, seed, given.output / "camvid" / name, chosen) for name, arm, seed in named}
+
+
+def trained(given: argparse.Namespace) -> int:
+    """Train what is left of all cells, and tell what came out so far."""
+    given.trial = given.what == "choose"
+    cells = cells_of(given)
+    began, until = time.monotonic(), time.time() + 60 * given.minutes
+    command = [__file__, "worker", "--data", given.data, "--output", str(given.output), "--seeds", given.seeds]
+    command += ["--steps", str(given.steps), "--workers", str(given.workers), "--until", str(until)]
+    command += ["--trial"] if given.trial else []
+    command += ["--arms", given.arms] if given.arms else []
+    for change in given.set or []:
+        command += ["--set", change]
+
+    def tell_one(name: str) -> str:
+        if not given.trial:
+            tell(list(cells.values()), given)
+        return f"{name}: {told(cells[name])}"
+
+    with sharing(given.mps, given.output):
+        left = lead(
+            command, {name: one.result for name, one in cells.items()}, given.parallel, until, tell_one, stop=True
+        )
+    if given.trial:
+        choose(cells, given.output)
+    else:
+        print(tell(list(cells.values()), given))
+    print(f"{time.monotonic() - began:.0f} s; {len(left)} left")
+    return int(bool(left))
+
+
+def choose(cells: Mapping[str, Cell], output: Path) -> None:
+    """Write down the variant that did best on validation photos, of those that are done."""
+    scores = {name: miou(json.loads(one.result.read_text())) for name, one in cells.items() if one.result.is_file()}
+    if not scores:
+        print("nothing is done yet, so nothing is chosen: the same command goes on")
+        return
+    best = max(scores, key=lambda name: scores[name])
+    keep(output / "chosen.json", {"name": best, "set": cells[best].changes, "validation": scores})
+    print(f"chosen: {best}, of {', '.join(f'{name} {score:.1%}' for name, score in scores.items())}")
+
+
+def work(given: argparse.Namespace) -> None:
+    """Be one of several processes: do runs until none is left or the time is over."""
+    torch.set_num_threads(1)
+    cells = cells_of(given)
+    for name in claimed({name: one.result for name, one in cells.items()}, given.until):
+        attempt(lambda one=cells[name]: cell(given, one), cells[name].result)
+
+
+def cell(given: argparse.Namespace, one: Cell) -> None:
+    """Train one arm with one seed, judge it, and write what came out."""
+    model, args = ARMS[one.arm]
+    split = "validation" if given.trial else "test"
+    changes: dict[str, Any] = {
+        "steps": given.steps,
+        "eval_steps": given.steps,
+        "save_every": 0,  # what is stopped saves itself
+        "seed": one.seed,
+        "workers": given.workers,
+        "batch_size": BATCH,
+        "crop": CROP,
+        "test_split": split,
+        "test_batch": 16,
+        "memory": True,
+        "compile": False,
+        "log_every": 100,
+    }
+    changes |= parse([*one.changes, *(given.set or [])], Recipe, tasks.find("segment").settings)
+    setup = tasks.recipe_for("segment", model, "small", **changes)
+    data = opened(given.data, split)
+    began = time.monotonic()
+    try:
+        result = train(Run(model, given.data, one.folder, setup, args), data=data)
+    except Interrupted:  # it goes on where it was, by the same command
+        raise SystemExit(0) from None
+    last, trained_in = result.records[-1], time.monotonic() - began
+    score = tasks.evaluate(result.weights, data)
+    if (one.arm, one.seed) == SHOWN and not given.trial:
+        show(result.weights, data, one.folder.with_name("maps"))
+    found = {
+        "arm": one.arm,
+        "seed": one.seed,
+        "last": last.test,
+        "averaged": last.averaged,
+        "classes": {part.name: part.numbers["miou"] for part in score.parts},
+        "photos": score.count,
+        "parameters": result.parameters,
+        "images_per_second": result.per_second,
+        "peak_memory": result.peak_memory,
+        "seconds": time.monotonic() - began,
+        "train_seconds": trained_in,
+        "steps": given.steps,
+        "split": split,
+        "changes": one.changes,
+        "recipe": setup.recipe.as_dict(),
+        "settings": setup.settings.as_dict(),
+    }
+    keep(one.result, found)
+    shutil.rmtree(one.folder)  # hundreds of megabytes that nobody needs any more
+
+
+@functools.cache
+def opened(folder: str, split: str) -> Scenes:
+    """The photos, decoded once for all runs of a process."""
+    return open_scenes(folder, zero_is_class=False, test_split=split, memory=True)
+
+
+def show(weights: Path, data: Scenes, folder: Path) -> None:
+    """Write the maps of some test photos that a run found, in the data set's own numbers, each beside its name."""
+    trained = tasks.load_trained(weights)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    settings: Segmentation = trained.job.settings
+    normalize, network = Normalize(settings, device), trained.network.to(device).eval()
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(0, len(data.test), max(1, len(data.test) // PHOTOS)):
+        photo, truth = data.test[number]
+        with torch.no_grad():
+            images = normalize(as_bytes(photo, settings.short_side, settings.long_side).to(device))[None]
+            found = labels_of(network, images, look_of(settings), (truth.shape[0], truth.shape[1]))[0]
+        name = Path(data.test.path(number)).stem
+        (folder / f"{name}.png").write_bytes(map_file(found.short().cpu().numpy(), data.test.numbers))
+
+
+def told(one: Cell) -> str:
+    """A line about a run that is done."""
+    found = json.loads(one.result.read_text())
+    return (
+        f"{one.arm}, seed {one.seed}: mIoU {miou(found):.1%}, {found['seconds']:.0f} s in all, "
+        f"{found['train_seconds']:.0f} s of training, {found['images_per_second']:.0f} images/s"
+    )
+
+
+def miou(found: Mapping[str, Any]) -> float:
+    """What counts: the averaged weights after the last step; nobody chose among evaluations."""
+    return (found["averaged"] or found["last"])["miou"]
+
+
+def tell(cells: Sequence[Cell], given: argparse.Namespace) -> str:
+    """Write all that is done as JSON, and give it as a table."""
+    done = [json.loads(one.result.read_text()) for one in cells if one.result.is_file()]
+    chosen = given.output / "chosen.json"
+    about = {"chosen": json.loads(chosen.read_text()) if chosen.is_file() else None, "parallel": given.parallel}
+    keep(given.output / "camvid.json", {"machine": machine(), **about, "cells": done})
+    lines = ["| arm | seeds | mIoU, mean | lowest to highest | aAcc | parameters | images/s, shared | GB |"]
+    lines += ["|---|---|---|---|---|---|---|---|"]
+    for arm in dict.fromkeys(found["arm"] for found in done):
+        mine = [found for found in done if found["arm"] == arm]
+        values = [miou(found) for found in mine]
+        right = statistics.mean((found["averaged"] or found["last"])["aacc"] for found in mine)
+        lines.append(
+            f"| {arm} | {len(mine)} | {statistics.mean(values):.1%} | {min(values):.1%} to {max(values):.1%} "
+            f"| {right:.1%} | {mine[0]['parameters'] / 1e6:.1f}M "
+            f"| {statistics.median(f['images_per_second'] for f in mine):.0f} "
+            f"| {max(f['peak_memory'] for f in mine) / 2**30:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+class sharing:  # read as a word after "with"
+    """NVIDIA's MPS, which lets processes use a GPU at the same time and not in turns, while it is asked for."""
+
+    def __init__(self, wanted: bool, output: Path) -> None:
+        self.control = shutil.which("nvidia-cuda-mps-control") if wanted else None
+        self.folder = output.resolve() / "mps"
+
+    def __enter__(self) -> None:
+        if self.control is not None:
+            self.folder.mkdir(exist_ok=True)
+            for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
+                os.environ[name] = str(self.folder)
+            subprocess.run([self.control, "-d"], check=True)
+
+    def __exit__(self, *error: object) -> None:
+        if self.control is not None:
+            subprocess.run([self.control], input=b"quit\n", check=False)
+
+
+def alone(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Each arm by itself: a training step of the size that `camvid` has."""
+    chosen = {arm: ARMS[arm] for arm in USUAL}
+    networks = {arm: (model, "semantic_fpn", args) for arm, (model, args) in chosen.items()}
+    return measured(given, networks, given.size or CROP, given.batch or BATCH, CLASSES)
+
+
+def upernet(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """UperNet at 512 x 2048."""
+    networks: dict[str, tuple[str, str, dict[str, Any]]] = {
+        name: (name, "upernet", args) for name, args in UPERNETS.items()
+    }
+    return measured(given, networks, given.size or WIDE, given.batch or WIDE_BATCH, WIDE_CLASSES)
+
+
+def growth(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Peak memory and seconds of one image, forward and backward, for larger and larger images.
+
+    Softmax is measured twice: by torch's fused kernel, which keeps no weights, and by the formula, which does.
+    """
+    formula, fused = [SDPBackend.MATH], [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
+    arms: dict[str, tuple[dict[str, Any], list[SDPBackend]]] = {
+        "linear": ({}, fused),
+        "softmax, weights kept": ({"mechanism": "softmax"}, formula),
+        "softmax, fused": ({"mechanism": "softmax"}, fused),
+    }
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    sides = [side for side in GROWING if given.size is None or side <= given.size[0]]
+    for name, (args, kernels) in arms.items():
+        network = timm.create_model(LINEAR, features_only=True, **args)
+        network = network.to(device, memory_format=torch.channels_last).train()  # pyright: ignore[reportCallIssue]
+        for side in sides:
+            row: dict[str, Any] = {"name": name, "side": side, "model": LINEAR, "dtype": "bfloat16 autocast"}
+            try:
+                with sdpa_kernel(kernels, set_priority=True):
+                    row |= grown(network, side, device)
+            except torch.OutOfMemoryError:
+                row["error"] = "out of memory"
+            yield row
+            print(
+                f"{name}, {side} px: {row.get('error') or '{peak_gb:.2f} GB, {seconds:.3f} s'.format(**row)}",
+                flush=True,
+            )
+            if "error" in row or row["seconds"] > PATIENCE:
+                break
+        del network
+
+
+def grown(network: nn.Module, side: int, device: torch.device) -> dict[str, float]:
+    """Peak memory above the weights', and the seconds of the second pass."""
+    images = torch.randn(1, 3, side, side, device=device).contiguous(memory_format=torch.channels_last)
+    seconds, before = 0.0, 0
+    for _ in range(2):
+        network.zero_grad(set_to_none=True)
+        before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        wait(device)
+        began = time.perf_counter()
+        with torch.autocast(device.type, torch.bfloat16):
+            maps = network(images)
+        torch.stack([one.float().square().mean() for one in maps]).sum().backward()
+        wait(device)
+        seconds = time.perf_counter() - began
+    peak = torch.cuda.max_memory_allocated() - before if device.type == "cuda" else 0
+    return {"peak_gb": peak / 2**30, "seconds": seconds, "tokens": (side // 4) ** 2}
+
+
+def measured(
+    given: argparse.Namespace,
+    networks: Mapping[str, tuple[str, str, dict[str, Any]]],
+    size: tuple[int, int],
+    batch: int,
+    classes: int,
+) -> Iterator[dict[str, Any]]:
+    """Images per second, in turns, and peak memory of training steps, each network by itself; told after each turn."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rows: dict[str, dict[str, Any]] = {}
+    speeds: dict[str, list[float]] = {name: [] for name in networks}
+    for turn, (name, (model, head, args)) in itertools.product(range(given.turns), networks.items()):
+        network = Segmenter(model, head, classes, model_args=args)
+        steps = stepping(network, size, batch, classes, device, given.compile)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        for _ in range(given.warm):
+            next(steps)
+        seconds = [next(steps) for _ in range(given.steps_timed)]
+        speeds[name].append(batch / statistics.median(seconds))
+        if turn == 0:
+            with torch.device("meta"):
+                macs = count_macs(Segmenter(model, head, classes, model_args=args).eval(), (3, *size))
+            rows[name] = {
+                "name": name,
+                "parameters": sum(parameter.numel() for parameter in network.parameters()),
+                "gmacs": macs / 1e9,
+                "peak_gb": torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None,
+            }
+        del network, steps
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        about = {"size": size, "batch": batch, "compiled": given.compile, "dtype": "bfloat16 autocast"}
+        row = rows[name]
+        row |= {**about, "images_per_second": statistics.median(speeds[name]), "turns": speeds[name]}
+        print(
+            f"turn {turn + 1}: {name} {speeds[name][-1]:.1f} images/s, {row['peak_gb'] or float('nan'):.1f} GB, "
+            f"{row['parameters'] / 1e6:.1f}M parameters, {row['gmacs']:.0f} GMACs",
+            flush=True,
+        )
+        yield row
+
+
+def stepping(
+    network: nn.Module, size: tuple[int, int], batch: int, classes: int, device: torch.device, compiled: bool
+) -> Iterator[float]:
+    """Training steps without end, each with the seconds it took: forward, backward and AdamW."""
+    network = network.to(device, memory_format=torch.channels_last).train()  # pyright: ignore[reportCallIssue]
+    optimizer = create_optimizer_v2(network, opt="adamw", lr=1e-5, weight_decay=0.01)
+    call = torch.compile(network) if compiled else network
+    images = torch.randn(batch, 3, *size, device=device).contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(classes, (batch, *size), device=device)
+    while True:
+        wait(device)
+        began = time.perf_counter()
+        with torch.autocast(device.type, torch.bfloat16):
+            logits = call(images)
+        losses = [pixel_loss(found, labels) for found in logits]
+        sum(losses[1:], losses[0]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        wait(device)
+        yield time.perf_counter() - began
+
+
+def wait(device: torch.device) -> None:
+    """Until the GPU is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def machine() -> dict[str, Any]:
+    """What it ran on."""
+    cuda = torch.cuda.is_available()
+    return {
+        "device": torch.cuda.get_device_name() if cuda else "CPU",
+        "torch": torch.__version__,
+        "cores": os.cpu_count(),
+    }
+
+
+def keep(path: Path, content: Any) -> None:
+    """Write JSON at once or not at all."""
+    beside = path.with_suffix(".part")
+    beside.write_text(json.dumps(content, indent=1, default=_plain))
+    beside.replace(path)
+
+
+def _plain(value: Any) -> Any:
+    return asdict(value) if hasattr(value, "__dataclass_fields__") else str(value)
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=PARTS, help="which part; camvid and choose call worker")
+    parser.add_argument("--page", type=Path, help="page: folder of README.md and its JSON")
+    parser.add_argument("--trial", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--until", type=float, default=math.inf, help=argparse.SUPPRESS)
+    parser.add_argument("--data", default="camvid", help="CamVid's folder, with images/ and annotations/")
+    parser.add_argument("--output", required=True, type=Path, help="folder for runs and JSON")
+    parser.add_argument("--arms", help="some of the arms, with commas")
+    parser.add_argument("--seeds", default="0,1,2", help="which, with commas")
+    parser.add_argument("--steps", default=2000, type=int, help="training steps of each cell")
+    parser.add_argument("--parallel", default=6, type=int, help="cells at a time, each a process")
+    parser.add_argument("--workers", default=1, type=int, help="processes of each cell that make crops")
+    parser.add_argument("--minutes", default=60.0, type=float, help="stop after so many; the same command goes on")
+    parser.add_argument("--mps", action="store_true", help="let processes share the GPU through NVIDIA's MPS")
+    parser.add_argument("--set", action="append", help="a field of recipe or settings: field=value; may be given again")
+    parser.add_argument(
+        "--size", type=parse_size, help="alone, upernet: another height and width, such as 64x64; growth: the largest"
+    )
+    parser.add_argument("--batch", type=int, help="alone, upernet: another number of images")
+    parser.add_argument("--compile", action="store_true", help="alone, upernet: through torch.compile")
+    parser.add_argument("--turns", default=3, type=int, help="alone, upernet: how often each network has its turn")
+    parser.add_argument("--warm", default=5, type=int, help="alone, upernet: steps before the clock starts")
+    parser.add_argument("--steps-timed", default=20, type=int, help="alone, upernet: steps that are timed in a turn")
+    return parser
+
+
+if __name__ == "__main__":
+    try:
+        raise SystemExit(main())
+    except ValueError as error:  # of what was asked for: a sentence, which needs no traceback
+        raise SystemExit(f"{error}.") from None

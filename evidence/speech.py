@@ -1,0 +1,542 @@
+"""The evidence of speech: word errors by mechanism on speakers that were never heard, on one GPU, within a given time.
+
+    PYTHONPATH=src python evidence/speech.py --data packed --out speech --minutes 9
+
+trains every cell that is not there yet, several at a time on one GPU, the first seed of all before the second of any,
+on what `evidence/packing/pack_voices.py` packed: ten hours of 22 characters of a game. Five others are held out. A cell
+writes `cells/NAME.json` when it is done; when the time is over a cell keeps where it is in `state/`, nothing new is
+begun, and the same command goes on. How many steps there are is found out in the beginning, from how fast the slowest
+cell is among all of them, so that all end in time; the number is in `state/steps.json` and in every cell, and `--steps`
+sets it for a later call on another machine. `--probe` times a few steps of each, `--part table` prints what came out.
+It needs torch, timm, accelerate and numpy.
+
+All arms have the same convolutions, norms, feed-forwards and recipe; rotary positions but for `softmax_relative`, which
+is as published, and no gates. `none` has no attention. `mala_causal` hears recordings as they come: its features are
+normalised by the corpus, and its stream is held to the whole, token for token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from affinear.models.speech import Conformer
+from affinear.models.speech.conformer import tokens_of
+from affinear.tasks.speech.augment import Masks, mask
+from affinear.tasks.speech.hearing import Ear
+from affinear.tasks.speech.metric import Errors, compare
+from affinear.tasks.speech.planning import ByDuration
+from affinear.tasks.speech.settings import Hearing
+from affinear.tasks.speech.text import Spelling, plain
+from affinear.tasks.speech.work import ctc, heard_texts
+from affinear.train.draws import NOTHING
+from packing.pack_voices import BANDS, FLOOR, RATE, STEP, read_packed
+
+HELD_OUT = ("syreen", "supox", "yehat", "yehatrebels", "shofixti")
+SPELLING = Spelling.of_letters([], "abcdefghijklmnopqrstuvwxyz'0123456789")
+ARMS: dict[str, dict[str, Any]] = {
+    "softmax_relative": {"mechanism": "softmax", "positions": "relative"},
+    "softmax": {"mechanism": "softmax"},
+    "mala": {"mechanism": "mala"},
+    "linear": {"mechanism": "linear"},
+    "nala": {"mechanism": "nala"},
+    "inline": {"mechanism": "inline"},
+    "none": {"mechanism": "none"},
+    "mala_causal": {"mechanism": "mala", "causal": True},
+}
+SHAPE: dict[str, Any] = {"dim": 160, "depth": 8, "num_heads": 4, "conv_norm": "layer", "dropout": 0.1}
+SPEEDS = (0.9, 1.0, 1.1)
+MASKS = Masks(bands=2, band_width=27, times=5, time_share=0.05)
+WARM, TIMED = 8, 25  # steps that build kernels, and steps that are timed, before the number of steps is decided
+MARGIN, LAST = 0.85, 25.0  # share of the time that is planned for, and seconds to judge
+ROUND = 64  # frames that lengths of batches differ by, so that few shapes come
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How every cell is trained.
+
+    Attributes:
+        steps: In all, at most.
+        seconds: Of a batch, padding included.
+        places: Recordings of a batch at most.
+        lr: Peak of the learning rate.
+        warm: Steps until then.
+        decay: Of the weights.
+        average: Decay of the averaged weights, which are judged.
+    """
+
+    steps: int = 5000
+    seconds: float = 320.0
+    places: int = 128
+    lr: float = 1e-3
+    warm: int = 500
+    decay: float = 0.01
+    average: float = 0.998
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One network to be trained."""
+
+    arm: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        return f"{self.arm}-{self.seed}"
+
+
+# ------------------------------------------------------------------------------------------------ data
+
+
+class Corpus:
+    """All recordings on the device, and which are learnt from.
+
+    Args:
+        folder: What was packed.
+        cache: Where it is kept unpacked, for the other cells.
+        device: Where the features are.
+    """
+
+    def __init__(self, folder: Path, cache: Path, device: torch.device) -> None:
+        rows = unpack_once(folder, cache)
+        self.flat = torch.from_numpy(np.load(cache)).to(device)
+        self.frames = [row["frames"] for row in rows]
+        self.starts = np.cumsum([0, *self.frames[:-1]]).tolist()
+        self.texts = [plain(row["text"]) for row in rows]
+        self.speakers = [row["speaker"] for row in rows]
+        self.targets = [SPELLING.encode(text) for text in self.texts]
+        spoken = [i for i, text in enumerate(self.texts) if text]
+        self.test = [i for i in spoken if self.speakers[i] in HELD_OUT]
+        learnt = [i for i in spoken if self.speakers[i] not in HELD_OUT]
+        self.train = [i for i in learnt if tokens_of(int(self.frames[i] / max(SPEEDS))) >= _needed(self.targets[i])]
+        chosen = torch.cat([self.features(i) for i in self.train[:: max(1, len(self.train) // 500)]]).double()
+        self.facts = {"mean": chosen.mean(dim=0).tolist(), "std": chosen.std(dim=0).tolist()}
+        self.device = device
+
+    def features(self, index: int) -> Tensor:
+        """Features (T, F) of one recording, not normalised."""
+        first = self.starts[index]
+        return FLOOR + STEP * self.flat[first : first + self.frames[index]].float()
+
+    def batch(self, indices: Sequence[int], ear: Ear, speeds: Sequence[float]) -> tuple[Tensor, Tensor]:
+        """Normalised features (B, T, F) of recordings at their speeds, and the frames of each."""
+        frames = [int(self.frames[i] / speed) for i, speed in zip(indices, speeds, strict=True)]
+        length = -(-(max(frames) - 3) // ROUND) * ROUND + 3  # as many as 16, 32, 48 ... tokens are made of
+        counts, starts = (torch.tensor(x, device=self.device) for x in (frames, [self.starts[i] for i in indices]))
+        place = torch.arange(length, device=self.device)
+        inside = place < counts[:, None]
+        speed = torch.tensor(speeds, device=self.device, dtype=torch.float32)[:, None]
+        last = torch.tensor([self.frames[i] - 1 for i in indices], device=self.device)[:, None]
+        taken = torch.minimum((place * speed).long(), last) + starts[:, None]
+        features = FLOOR + STEP * self.flat[taken].float()
+        return ear.normalized(features, inside[..., None]).masked_fill(~inside[..., None], 0), counts
+
+
+def unpack_once(folder: Path, cache: Path) -> list[dict[str, Any]]:
+    """All rows; their features are in the cache, one after the other."""
+    if not cache.is_file():
+        features = np.concatenate(read_packed(folder)[1])
+        part = cache.with_suffix(f".{os.getpid()}.npy")
+        np.save(part, features)
+        part.replace(cache)
+    return json.loads((folder / "voices.json").read_text(encoding="utf-8"))
+
+
+def _needed(pieces: Sequence[int]) -> int:
+    return len(pieces) + sum(a == b for a, b in itertools.pairwise(pieces))
+
+
+def ear_of(corpus: Corpus, arm: str) -> Ear:
+    """How the features of an arm are normalised."""
+    by = "corpus" if ARMS[arm].get("causal") else "recording"
+    settings = Hearing(sample_rate=RATE, bands=BANDS, normalization=by)
+    return Ear(settings, corpus.facts).to(corpus.device)
+
+
+# ------------------------------------------------------------------------------------------------ one cell
+
+
+class Trainer:
+    """A network on its way, from anywhere it was left.
+
+    Args:
+        cell: Which one.
+        plan: How.
+        corpus: From what.
+    """
+
+    def __init__(self, cell: Cell, plan: Plan, corpus: Corpus) -> None:
+        torch.manual_seed(cell.seed)
+        self.cell, self.plan, self.corpus, self.ear = cell, plan, corpus, ear_of(corpus, cell.arm)
+        self.network = Conformer(SPELLING.size, BANDS, **{**SHAPE, **ARMS[cell.arm]}).to(corpus.device)
+        flat = [p for p in self.network.parameters() if p.ndim < 2]
+        deep = [p for p in self.network.parameters() if p.ndim >= 2]
+        groups = [{"params": deep, "weight_decay": plan.decay}, {"params": flat, "weight_decay": 0.0}]
+        fused = corpus.device.type == "cuda"
+        self.optimizer = torch.optim.AdamW(groups, lr=plan.lr, betas=(0.9, 0.98), fused=fused)
+        self.average = [p.detach().clone() for p in self.network.parameters()]
+        self.step, self.took, self.losses = 0, 0.0, list[float]()
+        self.order = ByDuration(
+            [frames / 100 / min(SPEEDS) for frames in corpus.frames],
+            corpus.train,
+            plan.places,
+            plan.seconds,
+            cell.seed,
+        )
+        self._drawn: tuple[int, list[list[int]]] = (-1, [])
+
+    def indices(self, step: int) -> list[int]:
+        """The recordings of a step."""
+        epoch, number = divmod(step, self.order.batches)
+        if self._drawn[0] != epoch:
+            self.order.set_epoch(epoch)
+            draws = [draw.index for draw in self.order]
+            places = self.plan.places
+            self._drawn = epoch, [draws[i : i + places] for i in range(0, len(draws), places)]
+        return [index for index in self._drawn[1][number] if index != NOTHING]
+
+    def advance(self) -> None:
+        """One step."""
+        plan, step = self.plan, self.step
+        torch.manual_seed(step + 100_003 * self.cell.seed)
+        random = np.random.default_rng((self.cell.seed, step))
+        indices = self.indices(step)
+        speeds = random.choice(SPEEDS, size=len(indices)).tolist()
+        features, frames = self.corpus.batch(indices, self.ear, speeds)
+        features = mask(features, frames, MASKS)
+        pieces = [self.corpus.targets[i] for i in indices]
+        lengths = torch.tensor([len(one) for one in pieces])
+        targets = torch.zeros(len(pieces), int(lengths.max()), dtype=torch.int64)
+        for row, one in zip(targets, pieces, strict=True):
+            row[: len(one)] = torch.tensor(one)
+        targets, lengths = targets.to(features.device), lengths.to(features.device)
+        rest = max(step - plan.warm, 0) / max(plan.steps - plan.warm, 1)
+        share = min((step + 1) / plan.warm, 0.5 * (1 + math.cos(math.pi * rest)))
+        for group in self.optimizer.param_groups:
+            group["lr"] = plan.lr * share
+        with torch.autocast(features.device.type, torch.bfloat16, enabled=features.is_cuda):
+            logits, counts = self.network(features, frames)
+        loss = ctc(logits, counts, targets, lengths).mean()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0, foreach=True)
+        self.optimizer.step()
+        with torch.no_grad():
+            old = min(plan.average, (step + 1) / (step + 10))
+            torch._foreach_lerp_(self.average, list(self.network.parameters()), 1 - old)  # pyright: ignore[reportPrivateUsage]
+        self.step += 1
+        if step % 50 == 0 or self.step == plan.steps:
+            self.losses.append(loss.item())
+            if not math.isfinite(self.losses[-1]):
+                raise RuntimeError(f"the loss is {self.losses[-1]} after {self.step} steps")
+
+    def state(self) -> dict[str, Any]:
+        """Where it is."""
+        told = {"step": self.step, "took": self.took, "losses": self.losses, "average": self.average}
+        return {**told, "network": self.network.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def load(self, told: dict[str, Any]) -> None:
+        """Go on from where it was."""
+        self.network.load_state_dict(told["network"])
+        self.optimizer.load_state_dict(told["optimizer"])
+        self.step, self.took, self.losses = told["step"], told["took"], told["losses"]
+        for mine, other in zip(self.average, told["average"], strict=True):
+            mine.copy_(other)
+
+    def averaged(self) -> Conformer:
+        """The averaged weights, in a network of their own, in evaluation mode."""
+        network = Conformer(SPELLING.size, BANDS, **{**SHAPE, **ARMS[self.cell.arm]}).to(self.corpus.device)
+        with torch.no_grad():
+            for parameter, mean in zip(network.parameters(), self.average, strict=True):
+                parameter.copy_(mean)
+        return network.eval()
+
+
+@torch.no_grad()
+def judge(network: Conformer, corpus: Corpus, ear: Ear, limit: int | None) -> dict[str, Any]:
+    """Errors on the held-out speakers, all together and each by itself, with some examples."""
+    order = sorted(corpus.test, key=lambda i: -corpus.frames[i])[
+        :: 1 if limit is None else -(-len(corpus.test) // limit)
+    ]
+    found: dict[str, Errors] = {}
+    examples: list[tuple[str, str]] = []
+    for first in range(0, len(order), 64):
+        some = order[first : first + 64]
+        features, frames = corpus.batch(some, ear, [1.0] * len(some))
+        with torch.autocast(features.device.type, torch.bfloat16, enabled=features.is_cuda):
+            texts = heard_texts(network, features, frames, SPELLING)
+        for i, text in zip(some, texts, strict=True):
+            found[corpus.speakers[i]] = found.get(corpus.speakers[i], Errors()) + compare(corpus.texts[i], text)
+            if len(examples) < 12 and i % 40 == 0:
+                examples.append((corpus.texts[i], text))
+    total = sum(found.values(), Errors())
+    speakers = {name: errors.numbers["wer"] for name, errors in sorted(found.items())}
+    return {
+        **total.numbers,
+        "words": total.words,
+        "recordings": total.recordings,
+        "speakers": speakers,
+        "said": examples,
+    }
+
+
+@torch.no_grad()
+def streamed(network: Conformer, corpus: Corpus, ear: Ear, count: int) -> dict[str, int]:
+    """In how many of some recordings, and of their tokens, the stream says what the whole says."""
+    same = tokens = equal = 0
+    chosen = corpus.test[:: max(1, len(corpus.test) // count)][:count]
+    for index in chosen:
+        features = ear.normalized(corpus.features(index)[None])
+        whole = network(features)[0].argmax(dim=-1)
+        stream, heard = network.begin(), list[Tensor]()
+        for piece in features.split(64, dim=1):
+            logits, stream = network.hear(piece, stream)
+            heard.append(logits.argmax(dim=-1))
+        found = torch.cat(heard, dim=1)
+        tokens += whole.numel()
+        equal += int((found == whole).sum())
+        same += int(torch.equal(found, whole))
+    return {"recordings": len(chosen), "same": same, "tokens": tokens, "same_tokens": equal}
+
+
+def fitted(cell: Cell, plan: Plan, corpus: Corpus, given: argparse.Namespace) -> Plan:
+    """The plan with as many steps as the slowest of all cells can do in the time that is left."""
+    folder, decided = given.out / "state", given.out / "state" / "steps.json"
+    if given.steps is not None or given.until == math.inf:
+        return plan
+    if not decided.is_file():
+        (folder / f"{cell.name}.rate").write_text(str(seconds_of_a_step(Trainer(cell, plan, corpus))))
+        patience = time.monotonic() + 90
+        while len(list(folder.glob("*.rate"))) < given.crowd and time.monotonic() < patience and not decided.is_file():
+            time.sleep(0.2)
+        slowest = max(float(file.read_text() or 0) for file in folder.glob("*.rate"))
+        left = MARGIN * (given.until - time.time()) / given.rounds - LAST
+        steps = min(plan.steps, max(100, int(left / slowest / 50) * 50))
+        with contextlib.suppress(FileExistsError), decided.open("x") as file:
+            json.dump(steps, file)
+    time.sleep(0.5)  # until whoever decided has written it
+    return Plan(**{**asdict(plan), "steps": json.loads(decided.read_text())})
+
+
+def seconds_of_a_step(trainer: Trainer) -> float:
+    """What a step takes, with all that runs beside it."""
+    for _ in range(WARM):
+        trainer.advance()
+    _wait()
+    begun = time.monotonic()
+    for _ in range(TIMED):
+        trainer.advance()
+    _wait()
+    return (time.monotonic() - begun) / TIMED
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def run(cell: Cell, plan: Plan, given: argparse.Namespace) -> None:
+    """Train a cell until it is done or the time is over, and write down which."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    corpus = Corpus(given.data, given.out / "state" / "features.npy", device)
+    plan = fitted(cell, plan, corpus, given)
+    trainer = Trainer(cell, plan, corpus)
+    kept = given.out / "state" / f"{cell.name}.pt"
+    if kept.is_file():
+        trainer.load(torch.load(kept, map_location=device, weights_only=True))
+    sizes = f"{len(corpus.train)} recordings, {len(corpus.test)} held out"
+    print(f"{cell.name} at step {trainer.step} of {plan.steps}; {sizes}", flush=True)
+    begun = time.monotonic()
+    while trainer.step < plan.steps:
+        trainer.advance()
+        if trainer.step % 50 == 0:
+            print(f"{trainer.step} {trainer.losses[-1]:.3f} {time.monotonic() - begun:.0f} s", flush=True)
+            if time.time() > given.until:
+                break
+    trainer.took += time.monotonic() - begun
+    if trainer.step < plan.steps:
+        torch.save(trainer.state(), kept.with_suffix(".part"))
+        kept.with_suffix(".part").replace(kept)
+        return
+    network = trainer.averaged()
+    told: dict[str, Any] = {
+        "cell": asdict(cell),
+        "plan": asdict(plan),
+        "shape": SHAPE,
+        "parameters": sum(p.numel() for p in network.parameters()),
+        "epochs": plan.steps / trainer.order.batches,
+        "train_s": trainer.took,
+        "losses": trainer.losses,
+        "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0,
+        **judge(network, corpus, trainer.ear, given.limit),
+    }
+    if network.streams:
+        told["stream"] = streamed(network.float(), corpus, trainer.ear, given.limit or 60)
+    done = given.out / "cells" / f"{cell.name}.json"
+    done.with_suffix(".part").write_text(json.dumps(told))
+    done.with_suffix(".part").replace(done)
+    kept.unlink(missing_ok=True)
+
+
+# ------------------------------------------------------------------------------------------------ all cells
+
+
+def cells(arms: Sequence[str], seeds: int) -> list[Cell]:
+    """All cells, the first seed of every arm before the second of any."""
+    return [Cell(arm, seed) for seed in range(seeds) for arm in arms]
+
+
+def train_all(given: argparse.Namespace) -> None:
+    """Start processes, so many at a time, until all is done or the time is over."""
+    folder = given.out / "cells"
+    unpack_once(given.data, given.out / "state" / "features.npy")
+    left = [cell for cell in cells(given.only, given.seeds) if not (folder / f"{cell.name}.json").is_file()]
+    print(f"{len(left)} cells to train, {given.parallel} at a time", flush=True)
+    crowd = min(given.parallel, len(left))
+    shared = ["--crowd", str(crowd), "--rounds", str(-(-len(left) // max(1, crowd)))]
+    begun, running, failed = time.monotonic(), dict[Cell, subprocess.Popen[bytes]](), list[str]()
+    until = time.time() + 60 * given.minutes
+    while left or running:
+        late = time.time() > until
+        while left and len(running) < given.parallel and not late:
+            cell = left.pop(0)
+            command = [sys.executable, __file__, *sys.argv[1:], *shared, "--cell", cell.name, "--until", str(until)]
+            log = (folder / f"{cell.name}.log").open("ab")
+            environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+            running[cell] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        for cell, process in list(running.items()):
+            if process.poll() is None:
+                continue
+            del running[cell]
+            path, passed = folder / f"{cell.name}.json", time.monotonic() - begun
+            if process.returncode:
+                failed.append(cell.name)
+                print(f"{passed:.0f} s: {cell.name} FAILED, see {folder / cell.name}.log", flush=True)
+            elif path.is_file():
+                print(f"{passed:.0f} s: {line(json.loads(path.read_text()))}", flush=True)
+            else:
+                last = (folder / f"{cell.name}.log").read_text().splitlines()[-1]
+                print(f"{passed:.0f} s: {cell.name} is left at {last}", flush=True)
+        if late and not running:
+            break
+        time.sleep(0.5)
+    if left or failed:
+        print(
+            f"for another call: {', '.join(cell.name for cell in left) or 'none'}; failed: {failed or 'none'}",
+            flush=True,
+        )
+
+
+def probe(given: argparse.Namespace, plan: Plan) -> None:
+    """Time some steps of each arm, alone on the machine."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    begun = time.monotonic()
+    corpus = Corpus(given.data, given.out / "state" / "features.npy", device)
+    hours = [sum(corpus.frames[i] for i in half) / 360_000 for half in (corpus.train, corpus.test)]
+    print(f"data read in {time.monotonic() - begun:.0f} s: {hours[0]:.2f} h, {hours[1]:.2f} h held out", flush=True)
+    for arm in given.only:
+        trainer = Trainer(Cell(arm, 0), plan, corpus)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        took = seconds_of_a_step(trainer)
+        peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
+        epochs = plan.steps / trainer.order.batches
+        print(
+            f"{arm}: {1e3 * took:.0f} ms a step, {took * plan.steps / 60:.1f} min for {plan.steps} steps, {epochs:.0f} "
+            f"epochs, alone; {peak:.1f} GiB",
+            flush=True,
+        )
+
+
+def line(told: dict[str, Any]) -> str:
+    """A cell in a line."""
+    cell, steps = Cell(**told["cell"]), told["plan"]["steps"]
+    stream = f", stream {told['stream']['same_tokens']}/{told['stream']['tokens']} tokens" if "stream" in told else ""
+    return (
+        f"{cell.name}: WER {100 * told['wer']:.1f} CER {100 * told['cer']:.1f}, {told['parameters'] / 1e6:.2f} M, "
+        f"{steps} steps, {told['train_s']:.0f} s, {told['peak_gib']:.1f} GiB{stream}"
+    )
+
+
+def table(out: Path) -> None:
+    """All cells that are done, by arm: mean and spread over seeds."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for file in sorted((out / "cells").glob("*.json")):
+        told = json.loads(file.read_text())
+        found.setdefault(told["cell"]["arm"], []).append(told)
+    print("| attention | seeds | WER | CER | wrong | missed | extra | M params | epochs | train s |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for arm in [name for name in ARMS if name in found]:
+        rows = found[arm]
+        cols = [spread([row[name] for row in rows]) for name in ("wer", "cer", "wrong", "missed", "extra")]
+        size, took = rows[0]["parameters"] / 1e6, statistics.mean(row["train_s"] for row in rows)
+        print(f"| {arm} | {len(rows)} | {' | '.join(cols)} | {size:.2f} | {rows[0]['epochs']:.0f} | {took:.0f} |")
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation in percent."""
+    known = [100 * value for value in values]
+    return f"{statistics.mean(known):.1f}" + (f" ± {statistics.stdev(known):.1f}" if len(known) > 1 else "")
+
+
+def main() -> None:
+    """Train, time, or print what came out."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="what evidence/packing/pack_voices.py wrote")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--part", choices=("train", "table"), default="train")
+    parser.add_argument("--only", default=",".join(ARMS), help="arms, with commas")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--parallel", type=int, default=8)
+    parser.add_argument("--minutes", type=float, default=9, help="after which cells keep where they are and end")
+    parser.add_argument("--mps", action="store_true", help="let processes share the GPU through NVIDIA's MPS")
+    parser.add_argument("--probe", action="store_true", help="time some steps of each arm, and stop")
+    parser.add_argument("--steps", type=int, help="instead of what the time allows")
+    parser.add_argument("--seconds", type=float, help="of a batch, instead of the plan's own")
+    parser.add_argument("--limit", type=int, help="recordings that are judged at most, for a trial")
+    parser.add_argument("--cell", help="one cell, in this process")
+    parser.add_argument("--crowd", type=int, default=1, help="of --cell: how many run at a time")
+    parser.add_argument("--rounds", type=int, default=1, help="of --cell: how many come one after the other")
+    parser.add_argument("--until", type=float, default=math.inf, help="of --cell: when to stop, in seconds since 1970")
+    given = parser.parse_args()
+    given.only = given.only.split(",")
+    changes = {name: getattr(given, name) for name in ("steps", "seconds") if getattr(given, name) is not None}
+    plan = Plan(**{**asdict(Plan()), **changes})
+    for name in ("cells", "state"):
+        (given.out / name).mkdir(parents=True, exist_ok=True)
+    if given.probe:
+        probe(given, plan)
+    elif given.cell is not None:
+        arm, _, seed = cast(str, given.cell).rpartition("-")
+        run(Cell(arm, int(seed)), plan, given)
+    else:
+        if given.part == "train":
+            from segment import sharing
+
+            with sharing(given.mps, given.out):
+                train_all(given)
+        table(given.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,339 @@
+"""The evidence for super-resolution: PSNR by mechanism after equal training from fresh weights, on one GPU.
+
+    PYTHONPATH=src python evidence/upscale.py --data photos --output outputs --probe
+    PYTHONPATH=src python evidence/upscale.py --data photos --output outputs --minutes 25 --parallel 4
+
+The data is a folder `train` of photos beside Set5, Set14, BSD100 and Urban100. Every arm with every seed that is not
+trained yet is trained by the small recipe, several processes at a time, all by the same settings, and judged on every
+photo: whole, and in tiles of the size it was trained on. `upscale-xS.json` is written after each. When the time is over
+it stops; the same command goes on where each run was. `--probe` trains nothing: it measures a step of each arm by
+itself, and says how long all of them would take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from affinear import tasks
+from affinear.models.upscaler import make_upscaler
+from affinear.tasks.upscale.opening import Album
+from affinear.tasks.upscale.samples import cut_to
+from affinear.tasks.upscale.work import UpscaleWork
+from affinear.train import Recipe, Run, train
+from affinear.train.spelling import parse, parse_model_args
+from affinear.train.task import Trained
+from segment import keep, machine, sharing
+
+OURS = "upscaler_light"
+ARMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "windows": (OURS, {"mechanism": "windows"}),
+    "mala": (OURS, {"mechanism": "mala"}),
+    "none": (OURS, {"mechanism": "none"}),
+    "nala": (OURS, {"mechanism": "nala"}),
+    "linear": (OURS, {"mechanism": "linear"}),
+    "inline": (OURS, {"mechanism": "inline"}),
+    "softmax": (OURS, {"mechanism": "softmax"}),
+    "mala + windows": (OURS, {"mechanism": "mala", "alternate": True}),
+    "swinir_light": ("swinir_light", {}),
+}
+USUAL = tuple(ARMS)[:8]
+BATCH, PATCH = 32, 64
+AROUND = 8  # pixels around a tile of the trained size
+START = 25  # seconds until a process trains, kernels included
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One arm with one seed.
+
+    Attributes:
+        arm: Its name.
+        seed: Of everything random.
+        folder: Where its run is.
+    """
+
+    arm: str
+    seed: int
+    folder: Path
+
+    @property
+    def result(self) -> Path:
+        """The file that is there when it is done."""
+        return self.folder / "result.json"
+
+    def found(self) -> dict[str, Any]:
+        """What came out."""
+        return json.loads(self.result.read_text())
+
+
+def main() -> int:
+    """Do what is asked; 1 if something is left to do."""
+    given = arguments().parse_args()
+    given.output.mkdir(parents=True, exist_ok=True)
+    if given.cell:
+        cell(given)
+        return 0
+    arms = [name.strip() for name in given.arms.split(",")] if given.arms else list(USUAL)
+    unknown = [name for name in arms if name not in ARMS]
+    if unknown:
+        raise ValueError(f"--arms: expected some of {', '.join(ARMS)}, got {unknown[0]!r}")
+    seeds = [int(seed) for seed in given.seeds.split(",")]
+    if given.probe:
+        probe(given, arms, len(seeds))
+        return 0
+    names = {arm: arm.replace(" + ", "_").replace(" ", "_") for arm in arms}
+    place = given.output / f"x{given.scale}"
+    cells = [Cell(arm, seed, place / f"{names[arm]}-{seed}") for seed in seeds for arm in arms]
+    began = time.monotonic()
+    left = sum(not one.result.is_file() for one in cells)
+    print(f"{left} of {len(cells)} cells are left, {given.steps} steps each", flush=True)
+    with sharing(given.mps, given.output):
+        work_off(given, cells, began + 60 * given.minutes)
+    print(tell(cells, given))
+    print(f"{time.monotonic() - began:.0f} s")
+    return int(any(not one.result.is_file() for one in cells))
+
+
+def work_off(given: argparse.Namespace, cells: Sequence[Cell], deadline: float) -> None:
+    """Run cells, so many at a time, until all are done or the time is over; what is not done can go on later."""
+    waiting = [one for one in cells if not one.result.is_file()]
+    running, began = dict[Cell, subprocess.Popen[bytes]](), time.monotonic()
+    try:
+        while (waiting or running) and time.monotonic() < deadline:
+            while waiting and len(running) < given.parallel:
+                one = waiting.pop(0)
+                running[one] = start(given, one)
+            time.sleep(0.5)
+            for one, process in list(running.items()):
+                if process.poll() is not None:
+                    del running[one]
+                    print(f"{time.monotonic() - began:4.0f} s  {told(one)}", flush=True)
+                    tell(cells, given)
+    finally:
+        for process in running.values():
+            process.send_signal(signal.SIGTERM)  # the run saves itself
+        for process in running.values():
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def start(given: argparse.Namespace, one: Cell) -> subprocess.Popen[bytes]:
+    """A process that trains one cell; what it says goes into a file beside its folder."""
+    one.folder.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, __file__, "--cell", "--data", given.data, "--output", str(one.folder)]
+    command += ["--arms", one.arm, "--seeds", str(one.seed), "--steps", str(given.steps), "--scale", str(given.scale)]
+    command += ["--workers", str(given.workers)]
+    for change in given.set or []:
+        command += ["--set", change]
+    for change in given.model_arg or []:
+        command += ["--model-arg", change]
+    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    with open(f"{one.folder}.txt", "ab") as log:
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **threads})
+
+
+def cell(given: argparse.Namespace) -> None:
+    """Train one arm with one seed, judge it, and write what came out."""
+    model, own = ARMS[given.arms]
+    args = {**own, **parse_model_args(given.model_arg or [])}
+    changes: dict[str, Any] = {
+        "steps": given.steps,
+        "eval_steps": given.steps,
+        "save_every": max(1, given.steps // 4),
+        "seed": int(given.seeds),
+        "workers": given.workers,
+        "batch_size": BATCH,
+        "patch": PATCH,
+        "scale": given.scale,
+        "crops": 64,
+        "memory": True,
+        "compile": False,
+        "ema_decay": min(0.999, 1 - 10 / max(given.steps, 20)),  # or a short run's average is of its first weights
+    }
+    changes |= parse(given.set or [], Recipe, tasks.find("upscale").settings)
+    setup = tasks.recipe_for("upscale", model, "small", **changes)
+    data: Album = setup.task.open(given.data, setup.settings)
+    began = time.monotonic()
+    result = train(Run(model, given.data, given.output, setup, args), data=data)
+    trained_in = time.monotonic() - began
+    trained = tasks.load_trained(result.weights)
+    last = result.records[-1]
+    found = {
+        "arm": given.arms,
+        "seed": int(given.seeds),
+        "scale": given.scale,
+        "steps": given.steps,
+        "last": last.test,
+        "averaged": last.averaged,
+        "photos": judged(trained, data),
+        "parameters": result.parameters,
+        "macs": setup.task.macs(trained.job),
+        "crops_per_second": result.per_second,
+        "peak_memory": result.peak_memory,
+        "seconds": trained_in,
+        "recipe": setup.recipe.as_dict(),
+        "settings": setup.settings.as_dict(),
+        "model_args": args,
+    }
+    keep(given.output / "result.json", found)
+
+
+def judged(trained: Trained[Any, Any], data: Album) -> list[dict[str, Any]]:
+    """Every test photo: its set, PSNR and SSIM whole, PSNR in tiles of the trained size, and that of bicubic."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    network = trained.network.to(device)
+    settings = trained.job.settings.changed(tile=trained.job.settings.patch, overlap=AROUND)
+    works = {
+        look: UpscaleWork(dataclasses.replace(trained.job, settings=settings.changed(look=look)), data, device)
+        for look in ("whole", "tiles")
+    }
+    rows: list[dict[str, Any]] = []
+    with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        for index in range(len(data.test)):
+            large = cut_to(data.test[index], trained.job.settings.scale).to(device)
+            _, peak, similarity, bicubic = works["whole"].judged(network, large)
+            rows.append(
+                {
+                    "set": data.sets[data.set_of[index]],
+                    "psnr": peak,
+                    "ssim": similarity,
+                    "tiles": works["tiles"].judged(network, large)[1],
+                    "bicubic": bicubic,
+                }
+            )
+    return rows
+
+
+def told(one: Cell) -> str:
+    """A line about a cell that has ended."""
+    if not one.result.is_file():
+        return f"{one.arm}, seed {one.seed}: failed; {one.folder}.txt says why"
+    found = one.found()
+    return f"{one.arm}, seed {one.seed}: {mean(found, 'psnr'):.3f} dB after {found['seconds']:.0f} s"
+
+
+def mean(found: Mapping[str, Any], field: str, name: str | None = None) -> float:
+    """The mean of a number over the photos of a set, or over all."""
+    return statistics.mean(photo[field] for photo in found["photos"] if name in (None, photo["set"]))
+
+
+def tell(cells: Sequence[Cell], given: argparse.Namespace) -> str:
+    """Write all that is done as JSON, and give it as a table, bicubic first."""
+    done = [one.found() for one in cells if one.result.is_file()]
+    about = {"machine": machine(), "parallel": given.parallel, "cells": done}
+    keep(given.output / f"upscale-x{given.scale}.json", about)
+    if not done:
+        return "nothing is done yet"
+    sets = list(dict.fromkeys(photo["set"] for photo in done[0]["photos"]))
+    columns = (*sets, "all", "spread", "SSIM", "in tiles", "parameters", "GMACs", "crops/s, shared", "GB")
+    lines = [f"| arm | seeds | {' | '.join(columns)} |"]
+    lines += [f"|---|---|{'---|' * len(columns)}"]
+    bicubic = " | ".join(f"{mean(done[0], 'bicubic', name):.2f}" for name in sets)
+    lines += [f"| bicubic | | {bicubic} | {mean(done[0], 'bicubic'):.2f} | | | | | | | |"]
+    for arm in dict.fromkeys(found["arm"] for found in done):
+        lines.append(row([found for found in done if found["arm"] == arm], sets))
+    return "\n".join(lines)
+
+
+def row(mine: Sequence[Mapping[str, Any]], sets: Sequence[str]) -> str:
+    """One arm: means over its seeds."""
+
+    def over_seeds(field: str, name: str | None = None) -> float:
+        return statistics.mean(mean(found, field, name) for found in mine)
+
+    values = [mean(found, "psnr") for found in mine]
+    by_set = " | ".join(f"{over_seeds('psnr', name):.2f}" for name in sets)
+    return (
+        f"| {mine[0]['arm']} | {len(mine)} | {by_set} "
+        f"| {statistics.mean(values):.3f} | {min(values):.3f} to {max(values):.3f} | {over_seeds('ssim'):.4f} "
+        f"| {over_seeds('tiles'):.3f} | {mine[0]['parameters'] / 1e3:.0f}k | {mine[0]['macs'] / 1e9:.2f} "
+        f"| {statistics.median(found['crops_per_second'] for found in mine):.0f} "
+        f"| {max(found['peak_memory'] for found in mine) / 2**30:.1f} |"
+    )
+
+
+def probe(given: argparse.Namespace, arms: Sequence[str], seeds: int) -> None:
+    """Seconds and memory of a step of each arm by itself, and how long all cells would take."""
+    rows: list[dict[str, Any]] = []
+    for arm in arms:
+        began = time.monotonic()
+        steps = stepping(arm, given.scale)
+        first = [next(steps) for _ in range(3)]
+        seconds = statistics.median(next(steps) for _ in range(5))
+        memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+        rows.append({"arm": arm, "seconds": seconds, "gb": memory, "first": first})
+        keep(given.output / f"probe-x{given.scale}.json", {"machine": machine(), "rows": rows})
+        took = time.monotonic() - began
+        print(f"{arm}: {1000 * seconds:.1f} ms a step, {memory:.1f} GB ({took:.0f} s)", flush=True)
+    total = seeds * sum(given.steps * found["seconds"] + START for found in rows)
+    print(f"all cells one after the other: about {total / 60:.0f} minutes, less several at a time")
+
+
+def stepping(arm: str, scale: int) -> Iterator[float]:
+    """Training steps of an arm without end, each with the seconds it took."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    batch, patch = (BATCH, PATCH) if device.type == "cuda" else (1, 16)
+    model, args = ARMS[arm]
+    network = make_upscaler(model, {**args, "scale": scale, "drop_path_rate": 0.0}).to(device).train()
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-4)
+    small = torch.rand(batch, 3, patch, patch, device=device)
+    large = torch.rand(batch, 3, scale * patch, scale * patch, device=device)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    while True:
+        began = time.perf_counter()
+        with torch.autocast(device.type, torch.bfloat16):
+            out = network(small)
+        F.l1_loss(out, large).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        yield time.perf_counter() - began
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="photos", help="folder with train, Set5, Set14, BSD100 and Urban100")
+    parser.add_argument("--output", required=True, type=Path, help="folder for runs and JSON")
+    parser.add_argument("--scale", default=2, type=int, choices=(2, 3, 4), help="how many times larger")
+    parser.add_argument("--arms", help="some of the arms, with commas")
+    parser.add_argument("--seeds", default="0,1,2", help="which, with commas")
+    parser.add_argument("--steps", default=4000, type=int, help="training steps of each cell")
+    parser.add_argument("--parallel", default=4, type=int, help="cells at a time, each a process")
+    parser.add_argument("--workers", default=2, type=int, help="processes of each cell that make crops")
+    parser.add_argument("--minutes", default=60.0, type=float, help="stop after so many; the same command goes on")
+    parser.add_argument("--mps", action="store_true", help="let processes share the GPU through NVIDIA's MPS")
+    parser.add_argument("--set", action="append", help="a field of recipe or settings: field=value; may be given again")
+    parser.add_argument("--model-arg", action="append", help="what all networks are made with; may be given again")
+    parser.add_argument(
+        "--probe", action="store_true", help="only measure a step of each arm, and say how long it takes"
+    )
+    parser.add_argument("--cell", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+if __name__ == "__main__":
+    try:
+        raise SystemExit(main())
+    except ValueError as error:  # of what was asked for: a sentence, which needs no traceback
+        raise SystemExit(f"{error}.") from None
