@@ -136,9 +136,9 @@ def cell(given: argparse.Namespace, mechanism: str, form: str, rows: Rows) -> No
         run = Run("llama", str(given.tokens / "mixed"), folder / stage,
                   tasks.recipe_for("distil_language", "llama", stage, **changes), {}, weights)  # fmt: skip
         result = train(run)
-        weights = folder / stage / LAST
+        weights = last = Path(folder, stage, LAST)
         if not rows.has(**key, row=stage):
-            network: Any = tasks.load_trained(weights).network
+            network: Any = tasks.load_trained(last).network
             tokens = changes["steps"] * changes["batch_size"] * CONTEXT
             curve = [(r.step, None if r.test is None else r.test["perplexity"]) for r in result.records]
             rows.add(**key, row=stage, **judge(given, network.model), tokens=tokens, curve=curve,
@@ -267,6 +267,7 @@ def speed(given: argparse.Namespace, model: Any, tokens: int) -> dict[str, float
     """One length: a pass over it, and then a few tokens more."""
     cuda, place = given.device.type == "cuda", given.device
     text = torch.randint(*usual(model), (1, tokens), device=place)
+    reading, kept, peak, spent = 0.0, 0, 0, list[float]()
     for turn in range(2):  # the first compiles kernels
         before = torch.cuda.memory_allocated() if cuda else 0
         if cuda:
@@ -279,7 +280,7 @@ def speed(given: argparse.Namespace, model: Any, tokens: int) -> dict[str, float
         del out
         kept = (torch.cuda.memory_allocated() - before) if cuda else 0
         peak = (torch.cuda.max_memory_allocated() - before) if cuda else 0
-        spent: list[float] = []
+        spent.clear()
         for _ in range(AHEAD if turn else 2):
             wait(place)
             began = time.perf_counter()
@@ -315,7 +316,7 @@ def probe(given: argparse.Namespace) -> None:
             torch.cuda.reset_peak_memory_stats()
         batches = ready(work.train_loader(), work)
         for _ in range(given.probe_steps):
-            began = time.perf_counter()
+            began, loss = time.perf_counter(), torch.zeros(())
             for _ in range(given.accumulate):
                 batch = next(iter(batches))
                 moved = type(batch)(*(part.to(given.device) for part in batch))
