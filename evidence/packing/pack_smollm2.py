@@ -11,6 +11,7 @@ writes is what they stand for, to the last bit, in float32.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import shutil
 from pathlib import Path
@@ -52,9 +53,9 @@ def main() -> None:
 
 def pack(file: Path, target: Path) -> None:
     """Write the pieces of a GGUF file of the Llama family, with its configuration and its tokenizer."""
-    from gguf import GGUFReader
     from transformers import AutoConfig, AutoTokenizer
 
+    GGUFReader: Any = importlib.import_module("gguf").GGUFReader  # a package that nothing else here needs
     config: Any = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
     tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     target.mkdir(parents=True)

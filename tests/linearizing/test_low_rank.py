@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any, cast
 
 import pytest
 import torch
@@ -25,19 +26,20 @@ def test_an_update_begins_as_nothing_and_merging_keeps_what_it_learned():
         nn.init.normal_(parameter)
     learned = updated(x)
     assert not torch.allclose(learned, plain(x))
-    change = updated[2].low_rank_up @ updated[2].low_rank_down
+    layer, was = cast(Any, updated[2]), cast(Any, plain[2])
+    change = layer.low_rank_up @ layer.low_rank_down
     assert torch.linalg.matrix_rank(change) == 2
     assert merge(updated) == ["0", "2", "3"]
     torch.testing.assert_close(updated(x), learned)
     assert updated.state_dict().keys() == plain.state_dict().keys()
     assert [type(layer) for layer in updated] == [type(layer) for layer in plain]
-    torch.testing.assert_close(updated[2].weight - plain[2].weight, change.mT)  # Conv1D has inputs first
+    torch.testing.assert_close(cast(Any, updated[2]).weight - was.weight, change.mT)  # Conv1D has inputs first
 
 
 def test_gradients_reach_both_factors_once_the_second_is_not_zero():
     updated = network()
     add_low_rank(updated, 3, ["0"])
-    nn.init.normal_(updated[0].low_rank_up)
+    nn.init.normal_(cast(Any, updated[0]).low_rank_up)
     updated(torch.randn(4, 6, dtype=torch.float64)).square().sum().backward()
     assert all(float(parameter.grad.abs().sum()) > 0 for parameter in parameters(updated) if parameter.grad is not None)
     assert len(list(parameters(updated))) == 2

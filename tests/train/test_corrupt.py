@@ -10,7 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from affinear.tasks.classify import data, folder, recipe_for
+from affinear.tasks.classify import data, recipe_for
+from affinear.tasks.images.labelled import folder
 from affinear.tasks.images.reading import open_image, size_of
 from affinear.train import Run, train
 from affinear.train.stepping import Stepper

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from typer.testing import CliRunner
 
-import affinear.linearizing
+import affinear.linearizing.distil
 from affinear import tasks
 from affinear.cli import build_app
 from affinear.tasks.distil import causal
@@ -50,7 +50,7 @@ def test_a_folder_of_transformers_becomes_a_linear_one(tiny: tuple[Any, str, Pat
     student = AutoModelForCausalLM.from_pretrained(out / "student").eval()
     assert affinear.linearizing.report_of(student).choices.window == 4
     tokens = torch.randint(0, 99, (2, 12))
-    trained = tasks.load_trained(out / "whole" / "last.safetensors").network
+    trained: Any = tasks.load_trained(out / "whole" / "last.safetensors").network
     torch.testing.assert_close(student(tokens).logits, trained.model(tokens).logits, rtol=1e-4, atol=1e-4)
     assert not any("low_rank" in name for name in student.state_dict())
     again = CliRunner().invoke(build_app(), told)
@@ -92,10 +92,10 @@ def test_a_teacher_in_half_precision_teaches_a_student_that_is_not(tiny: tuple[A
     tokens = torch.randint(0, 99, (2, 16))
     shown = lesson.section(fresh, student, lambda model: model(tokens), "2 rows")
     assert "layers.1.self_attn" in shown.html
+    teacher: Any = lesson.teacher
     with torch.autocast("cpu", torch.bfloat16):
-        like = causal.Taught(
-            lesson.teacher(tokens), lesson.teacher.model.get_output_embeddings().weight, 1.0, 1.0, 0.5, 2.0
-        )
+        head = teacher.model.get_output_embeddings().weight
+        like = causal.Taught(teacher(tokens), head, 1.0, 1.0, 0.5, 2.0)
         loss = student(tokens, tokens, like=like)
     loss.backward()
     assert loss.dtype == torch.float32
@@ -105,7 +105,7 @@ def test_a_teacher_in_half_precision_teaches_a_student_that_is_not(tiny: tuple[A
 @pytest.mark.exhaustive
 def test_a_run_of_language_can_be_the_teacher(tiny: tuple[Any, str, Path], tmp_path: Path):
     _, data, _ = tiny
-    plain = {
+    plain: dict[str, Any] = {
         "batch_size": 4,
         "context": 16,
         "held_out": 3,
@@ -116,16 +116,13 @@ def test_a_run_of_language_can_be_the_teacher(tiny: tuple[Any, str, Path], tmp_p
     }
     args = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
     train(Run("llama_tiny", data, tmp_path / "teacher", tasks.recipe_for("language", "llama_tiny", **plain), args))
-    told = {**plain, "teacher": str(tmp_path / "teacher"), "tokenizer": "teacher", "keep_every": 2}
+    told: dict[str, Any] = {**plain, "teacher": str(tmp_path / "teacher"), "tokenizer": "teacher", "keep_every": 2}
     train(Run("llama", data, tmp_path / "student", tasks.recipe_for("distil_language", "llama", **told)))
     network = tasks.load_trained(tmp_path / "student").network
     assert len(affinear.linearizing.distil.swapped_layers(network)) == 1
-    assert next(
-        iter(tasks.find("distil_language").predict(tasks.load_trained(tmp_path / "student"), ["a"], SPEAK))
-    ).text
-
-
-SPEAK = tasks.find("distil_language").options(tokens=3)
+    task: Any = tasks.find("distil_language")
+    said = task.predict(tasks.load_trained(tmp_path / "student"), ["a"], task.options(tokens=3))
+    assert next(iter(said)).text
 
 
 def test_a_student_says_what_its_teacher_says_where_its_window_holds_all(tiny: tuple[Any, str, Path]):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...models import making
 from ...train.folder import weights_in
@@ -76,7 +76,7 @@ def is_hugging(path: Path) -> bool:
     return (path / CONFIG).is_file()
 
 
-def teacher_of(source: Path, dtype: torch.dtype) -> nn.Module:
+def teacher_of(source: Path, dtype: torch.dtype) -> Student:
     """The teacher itself, with one text in each row.
 
     Raises:
