@@ -17,10 +17,11 @@ half.
 from __future__ import annotations
 
 import argparse
-import gc
+import functools
 import json
 import math
 import statistics
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -39,7 +40,8 @@ from affinear.tasks.detect.finding import found_of
 from affinear.tasks.detect.opening import Reading, open_coco
 from affinear.tasks.detect.precision import Truth, match, summarize
 from pages.detection import written
-from running.claiming import attempt, claimed, lead
+from running.cells import Cell, How, is_worker, serve, work_off
+from running.files import keep
 
 ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "mavit_tiny": ("mavit_tiny", {}),
@@ -114,7 +116,7 @@ PLANS = {
 
 
 @dataclass(frozen=True)
-class Cell:
+class Training:
     """One network to be trained."""
 
     plan: str
@@ -250,59 +252,38 @@ def enlarged(one: Cut, device: torch.device) -> Tensor:
 # ------------------------------------------------------------------------------------------------ one cell
 
 
-def work(given: argparse.Namespace, plans: dict[str, Plan]) -> None:
-    """Be one of several processes: do cells until none is left or the time is over."""
-    torch.backends.cudnn.benchmark = False  # the number of regions is another at every step
-    torch.set_num_threads(1)
-    held = {name: torch.load(given.out / f"{name}.pt", weights_only=True, mmap=True) for name in plans}
-    rows = {name: [dict(row) for row in kept["train"]] for name, kept in held.items()}
-    judged = {
-        name: Judged(open_coco(str(given.data / plan.data), test_split=plan.judged)) for name, plan in plans.items()
-    }
-    every = {cell.name: cell for cell in cells(list(plans), given.seeds)}
-    files = files_of(given.out, every)
-    for name in claimed(files, given.until):
-        plan = every[name].plan
-        attempt(
-            lambda cell=every[name], plan=plan: run(
-                cell, plans[plan], rows[plan], len(held[plan]["names"]), judged[plan], files[cell.name], given.limit
-            ),
-            files[name],
-        )
-        gc.collect()  # a network holds itself in circles, and the next one needs its room
+@functools.cache
+def opened(name: str, data: Path, out: Path) -> tuple[list[dict[str, Tensor]], Judged]:
+    """What a data set is learned from and judged by, opened once for all cells of a process."""
+    rows = [dict(row) for row in torch.load(out / f"{name}.pt", weights_only=True, mmap=True)["train"]]
+    return rows, Judged(open_coco(str(data / PLANS[name].data), test_split=PLANS[name].judged))
 
 
-def run(
-    cell: Cell,
-    plan: Plan,
-    rows: list[dict[str, Tensor]],
-    classes: int,
-    judged: Judged,
-    file: Path,
-    limit: int | None,
-) -> None:
+def run(given: argparse.Namespace) -> None:
     """Train and judge a cell, and write its file."""
     begun = time.monotonic()
+    one = {cell.name: cell for cell in trainings(given.only.split(","), given.seeds)}[given.cell]
+    plan = plans_of(given)[one.plan]
+    rows, judged = opened(one.plan, given.data, given.out)
+    torch.backends.cudnn.benchmark = False  # the number of regions is another at every step
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(cell.seed)
-    name, model_args = ARMS[cell.arm]
-    made: dict[str, Any] = {**plan.settings, "kind": cell.kind, "min_size": 0, "detections": plan.cap}
-    network = Detector(name, classes, DetectorSettings(**made), {**model_args, "drop_path_rate": 0.1})
+    torch.manual_seed(one.seed)
+    name, model_args = ARMS[one.arm]
+    made: dict[str, Any] = {**plan.settings, "kind": one.kind, "min_size": 0, "detections": plan.cap}
+    network = Detector(name, judged.classes, DetectorSettings(**made), {**model_args, "drop_path_rate": 0.1})
     network.to(device, memory_format=torch.channels_last).train()  # pyright: ignore[reportCallIssue]
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    told = learn(network, rows, plan, cell.seed, device)
-    told |= judge(network, plan, judged, device, limit)
+    told = learn(network, rows, plan, one.seed, device)
+    told |= judge(network, plan, judged, device, given.limit)
     told |= {
-        "cell": asdict(cell),
+        "cell": asdict(one),
         "parameters": sum(one.numel() for one in network.parameters()),
         "wall_s": time.monotonic() - begun,
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "plan": asdict(plan),
     }
-    partial = file.with_suffix(".part")
-    partial.write_text(json.dumps(told, indent=1))
-    partial.rename(file)
+    keep(given.out / "cells" / f"{given.cell}.json", told)
 
 
 def learn(
@@ -403,10 +384,10 @@ def judge(network: Detector, plan: Plan, judged: Judged, device: torch.device, l
 # ------------------------------------------------------------------------------------------------ all cells
 
 
-def cells(plans: Sequence[str], seeds: int) -> list[Cell]:
-    """All cells, the first seed of every arm before the second of any."""
+def trainings(plans: Sequence[str], seeds: int) -> list[Training]:
+    """All of them, the first seed of every arm before the second of any."""
     return [
-        Cell(plan, kind, arm, seed)
+        Training(plan, kind, arm, seed)
         for seed in range(seeds)
         for plan in plans
         for arm in PLANS[plan].arms
@@ -414,36 +395,32 @@ def cells(plans: Sequence[str], seeds: int) -> list[Cell]:
     ]
 
 
-def files_of(out: Path, names: Sequence[str] | dict[str, Cell]) -> dict[str, Path]:
-    """Where each cell's result is."""
-    return {name: out / "cells" / f"{name}.json" for name in names}
+def plans_of(given: argparse.Namespace) -> dict[str, Plan]:
+    """The plans of the data sets that are asked for, with what is to be other than their own."""
+    changes = {name: getattr(given, name) for name in ("steps", "batch") if getattr(given, name) is not None}
+    return {name: Plan(**{**asdict(PLANS[name]), **changes}) for name in given.only.split(",")}
 
 
-def train_all(given: argparse.Namespace, plans: dict[str, Plan]) -> None:
-    """Let processes do all that is left, until the time is over."""
-    until = time.time() + 60 * given.minutes
+def train_all(given: argparse.Namespace) -> None:
+    """Let processes do all that is left, until the time is over; what has begun ends, as it could not go on."""
+    plans = plans_of(given)
     for name, plan in plans.items():
         prepare(plan, given.data, given.out / f"{name}.pt")
-    files = files_of(given.out, [cell.name for cell in cells(list(plans), given.seeds)])
-    command = [__file__, "--data", str(given.data), "--out", str(given.out), "--only", given.only]
-    command += ["--seeds", str(given.seeds), "--part", "worker", "--until", str(until)]
-    for name in ("steps", "batch", "limit"):
-        if getattr(given, name) is not None:
-            command += [f"--{name}", str(getattr(given, name))]
-    left = lead(
-        command, files, given.parallel, until, lambda name: line(json.loads(files[name].read_text())), stop=False
-    )
+    names, folder = [one.name for one in trainings(list(plans), given.seeds)], given.out / "cells"
+    cells = [
+        Cell(name, folder / f"{name}.json", folder / f"{name}.log", (*sys.argv[1:], "--cell", name)) for name in names
+    ]
+    left = work_off(__file__, cells, How(given.parallel, given.minutes, stop=False), lambda one: line(one.read() or {}))
     if left:
-        print(f"{len(left)} cells are left: {', '.join(left)}", flush=True)
+        print(f"{len(left)} cells are left: {', '.join(one.title for one in left)}", flush=True)
 
 
 def line(told: dict[str, Any]) -> str:
     """A cell in a line."""
-    cell = Cell(**told["cell"])
     kinds = [kind for kind in ("box", "mask") if kind in told]
     parts = [f"{kind} AP {100 * told[kind]['ap']:.1f} AP50 {100 * told[kind]['ap50']:.1f}" for kind in kinds]
     speed = f"{1e3 * told['step_s']:.0f} ms a step, {told['peak_gib']:.1f} GiB, judged in {told['eval_s']:.0f} s"
-    return f"{cell.name}: {', '.join(parts)}; {speed}"
+    return f"{', '.join(parts)}; {speed}"
 
 
 def table(out: Path) -> None:
@@ -472,37 +449,41 @@ def spread(values: Sequence[float | None]) -> str:
     return f"{statistics.mean(known):.1f}" + (f" ± {statistics.stdev(known):.1f}" if len(known) > 1 else "")
 
 
-def main() -> None:
+def main() -> int:
     """Train, time, or print what came out."""
+    if is_worker():
+        return serve(lambda told: run(arguments().parse_args(told)))
+    given = arguments().parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    if given.part == "page":
+        if given.page is None:
+            raise SystemExit("--page: expected a folder for the page, got none")
+        done = [json.loads(file.read_text()) for file in sorted((given.out / "cells").glob("*.json"))]
+        print(written(given.page, done))
+        return 0
+    if given.part == "train":
+        train_all(given)
+    table(given.out)
+    return 0
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="the folder of nuclei/ and bccd/")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--part", choices=("train", "table", "page", "worker"), default="train")
+    parser.add_argument("--part", choices=("train", "table", "page"), default="train")
     parser.add_argument("--page", type=Path, help="with --part page: folder of README.md and cells.json")
     parser.add_argument("--only", default="bccd,nuclei")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--parallel", type=int, default=7, help="processes, each of which does cell after cell")
     parser.add_argument("--minutes", type=float, default=7, help="after which nothing new is begun")
-    parser.add_argument("--until", type=float, default=math.inf, help=argparse.SUPPRESS)
+    parser.add_argument("--cell", help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, help="instead of each plan's own; 2 for a trial")
     parser.add_argument("--batch", type=int, help="instead of each plan's own")
     parser.add_argument("--limit", type=int, help="images that are judged at most, for a trial")
-    given = parser.parse_args()
-    changes = {name: getattr(given, name) for name in ("steps", "batch") if getattr(given, name) is not None}
-    plans = {name: Plan(**{**asdict(PLANS[name]), **changes}) for name in given.only.split(",")}
-    given.out.mkdir(parents=True, exist_ok=True)
-    if given.part == "worker":
-        work(given, plans)
-    elif given.part == "page":
-        if given.page is None:
-            raise SystemExit("--page: expected a folder for the page, got none")
-        done = [json.loads(file.read_text()) for file in sorted((given.out / "cells").glob("*.json"))]
-        print(written(given.page, done))
-    else:
-        if given.part == "train":
-            train_all(given, plans)
-        table(given.out)
+    return parser
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -22,14 +22,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
-import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,32 +47,14 @@ from affinear.tasks.images.batching import Batching
 from affinear.train import Recipe, Run, train
 from affinear.train.progress import Progress
 from affinear.train.spelling import parse, parse_model_args
-from segment import keep, machine, sharing
+from running.cells import Cell, How, is_worker, serve, work_off
+from running.files import keep
+from running.machine import machine, wait
 
 MODEL = "dit_s_2"
 ARMS = ("softmax", "mala", "linear", "none", "mala_released", "nala", "inline")
 SHAPE, CLASSES = (3, 32, 32), 10
 PROBED = 30  # steps of a probe
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One arm with one seed.
-
-    Attributes:
-        arm: Its name.
-        seed: Of everything random.
-        folder: Where its run is.
-    """
-
-    arm: str
-    seed: int
-    folder: Path
-
-    @property
-    def result(self) -> Path:
-        """The file that is there when it is done."""
-        return self.folder / "result.json"
 
 
 class Lines(Progress):
@@ -97,11 +75,10 @@ class Lines(Progress):
 
 def main() -> int:
     """Do what is asked; 1 if something is left to do."""
+    if is_worker():
+        return serve(lambda told: cell(arguments().parse_args(told)))
     given = arguments().parse_args()
     given.output.mkdir(parents=True, exist_ok=True)
-    if given.what == "cell":
-        cell(given)
-        return 0
     if given.what == "speed":
         return speed(given)
     if given.what == "check":
@@ -115,20 +92,21 @@ def trained(given: argparse.Namespace) -> int:
     """Train what is left of all arms and seeds, and tell what came out so far."""
     arms = chosen(given.arms)
     seeds = [int(seed) for seed in given.seeds.split(",")]
-    place = given.output / ("probe" if given.probe else "runs")
-    cells = [Cell(arm, seed, place / f"{arm}-{seed}") for seed in seeds for arm in arms]
-    left = [one for one in cells if not one.result.is_file()]
-    print(
-        f"{len(left)} of {len(cells)} cells are left, {given.steps} steps each, {given.parallel} at a time", flush=True
-    )
+    cells = [cell_of(given, arm, seed) for seed in seeds for arm in arms]
     began = time.monotonic()
-    with sharing(given.mps, given.output):
-        work_off(given, cells, began + 60 * given.minutes)
+
+    def finished(one: Cell) -> str:
+        tell(cells, given)
+        found = one.read() or {}
+        return f"{found['score']['frechet']:.2f} after {found['seconds']:.0f} s"
+
+    # A cell compiles, and torch remembers only so many programs for the same lines.
+    mps = given.output / "mps" if given.mps else None
+    left = work_off(__file__, cells, How(given.parallel, given.minutes, fresh=True, threads=2, mps=mps), finished)
     print(tell(cells, given))
     if given.probe:
         foretell(cells, given, time.monotonic() - began)
-    print(f"{time.monotonic() - began:.0f} s")
-    return int(any(not one.result.is_file() for one in cells))
+    return int(bool(left))
 
 
 def chosen(arms: str | None) -> list[str]:
@@ -140,47 +118,19 @@ def chosen(arms: str | None) -> list[str]:
     return found
 
 
-def work_off(given: argparse.Namespace, cells: Sequence[Cell], deadline: float) -> None:
-    """Run cells, so many at a time, until all are done or the time is over; what is not done can go on later."""
-    waiting = [one for one in cells if not one.result.is_file()]
-    running, began = dict[Cell, subprocess.Popen[bytes]](), time.monotonic()
-    try:
-        while (waiting or running) and time.monotonic() < deadline:
-            while waiting and len(running) < given.parallel:
-                one = waiting.pop(0)
-                running[one] = start(given, one)
-            time.sleep(0.5)
-            for one, process in list(running.items()):
-                if process.poll() is not None:
-                    del running[one]
-                    print(f"{time.monotonic() - began:4.0f} s  {told(one)}", flush=True)
-                    tell(cells, given)
-    finally:
-        for process in running.values():
-            process.send_signal(signal.SIGTERM)  # the run saves itself
-        for one, process in running.items():
-            try:
-                process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-            print(f"  not done: {one.arm}, {last_line(one)}", flush=True)
-
-
-def start(given: argparse.Namespace, one: Cell) -> subprocess.Popen[bytes]:
-    """A process that trains one cell; what it says goes into a file beside its folder."""
-    one.folder.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, __file__, "cell", "--data", given.data, "--output", str(one.folder), "--arms", one.arm]
+def cell_of(given: argparse.Namespace, arm: str, seed: int) -> Cell:
+    """An arm with a seed, and what its process is told."""
+    folder = given.output / ("probe" if given.probe else "runs") / f"{arm}-{seed}"
+    told = ["cell", "--data", given.data, "--output", str(folder), "--arms", arm, "--seeds", str(seed)]
     for name in ("steps", "made", "sample_steps", "batch", "workers", "reference", "limit"):
         if getattr(given, name) is not None:
-            command += [f"--{name.replace('_', '-')}", str(getattr(given, name))]
-    command += ["--seeds", str(one.seed), "--features", given.features, *(["--eager"] if given.eager else [])]
-    for change in given.set or []:
-        command += ["--set", change]
-    for change in given.model_arg or []:
-        command += ["--model-arg", change]
-    threads = {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "PYTHONUNBUFFERED": "1"}
-    with open(f"{one.folder}.txt", "ab") as log:
-        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **threads})
+            told += [f"--{name.replace('_', '-')}", str(getattr(given, name))]
+    told += ["--features", given.features, *(["--eager"] if given.eager else [])]
+    for option, changes in (("--set", given.set), ("--model-arg", given.model_arg)):
+        for change in changes or []:
+            told += [option, change]
+    log = folder.with_name(f"{folder.name}.txt")
+    return Cell(f"{arm}, seed {seed}", folder / "result.json", log, tuple(told))
 
 
 def cell(given: argparse.Namespace) -> None:
@@ -235,27 +185,12 @@ def model_args(given: argparse.Namespace) -> dict[str, Any]:
     return parse_model_args(given.model_arg or [])
 
 
-def told(one: Cell) -> str:
-    """A line about a cell that has ended."""
-    if not one.result.is_file():
-        return f"{one.arm}, seed {one.seed}: failed; {last_line(one)}"
-    found = json.loads(one.result.read_text())
-    return f"{one.arm}, seed {one.seed}: {found['score']['frechet']:.2f} after {found['seconds']:.0f} s"
-
-
-def last_line(one: Cell) -> str:
-    """What a cell said last."""
-    log = Path(f"{one.folder}.txt")
-    lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
-    return lines[-1][:300] if lines else "nothing was said"
-
-
 def tell(cells: Sequence[Cell], given: argparse.Namespace) -> str:
     """Write all that is done as JSON and as pictures, and give it as a table."""
-    done = [json.loads(one.result.read_text()) for one in cells if one.result.is_file()]
+    done = [found for one in cells if (found := one.read()) is not None]
     about = {"machine": machine(), "parallel": given.parallel, "features": given.features, "cells": done}
     keep(given.output / ("probe.json" if given.probe else "generate.json"), about)
-    pictures([one for one in cells if one.result.is_file()], given.output / "samples.png")
+    pictures([one.result.parent for one in cells if one.is_done], given.output / "samples.png")
     name = "FID" if given.features == "inception" else "distance over random features"
     lines = [
         f"| arm | seeds | {name} | kernel distance x 1000 | precision | recall | loss | parameters | images/s, shared |"
@@ -272,9 +207,9 @@ def tell(cells: Sequence[Cell], given: argparse.Namespace) -> str:
     return "\n".join(lines)
 
 
-def pictures(cells: Sequence[Cell], path: Path) -> None:
-    """The last pictures of every run, one below the other, under the name of its arm."""
-    found = [(one, sorted((one.folder / "glimpses").glob("step-*.png"))) for one in cells]
+def pictures(folders: Sequence[Path], path: Path) -> None:
+    """The last pictures of every run, one beside the other, under the name of its arm."""
+    found = [(one, sorted((one / "glimpses").glob("step-*.png"))) for one in folders]
     shown = [(one, Image.open(files[-1])) for one, files in found if files]
     if not shown:
         return
@@ -283,7 +218,7 @@ def pictures(cells: Sequence[Cell], path: Path) -> None:
     page = Image.new("RGB", (len(shown) * (width + 8), max(image.height for _, image in shown) + 16), "white")
     for number, (one, image) in enumerate(shown):
         page.paste(image.crop((0, 0, width, image.height)), (number * (width + 8), 16))
-        ImageDraw.Draw(page).text((number * (width + 8) + 2, 2), f"{one.arm}", fill="black")
+        ImageDraw.Draw(page).text((number * (width + 8) + 2, 2), one.name.rpartition("-")[0], fill="black")
     beside = path.with_suffix(".part")
     page.save(beside, "PNG")
     beside.replace(path)
@@ -291,7 +226,7 @@ def pictures(cells: Sequence[Cell], path: Path) -> None:
 
 def foretell(cells: Sequence[Cell], given: argparse.Namespace, seconds: float) -> None:
     """How long the whole would take, by what the probe took."""
-    done = [json.loads(one.result.read_text()) for one in cells if one.result.is_file()]
+    done = [found for one in cells if (found := one.read()) is not None]
     if not done:
         return
     # All processes share the GPU, so the sum of their rates is what it does.
@@ -396,12 +331,6 @@ def sampled(network: nn.Module, given: argparse.Namespace, device: torch.device)
     sample(ask, Flow(), Way("euler", given.sample_steps), noise, labels)
     wait(device)
     return time.perf_counter() - began
-
-
-def wait(device: torch.device) -> None:
-    """Until the GPU is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def arguments() -> argparse.ArgumentParser:

@@ -35,7 +35,9 @@ from affinear.train import Recipe, Run, train
 from affinear.train.engine import ready, settled
 from affinear.train.spelling import parse
 from packing.pubmed import abstracts
-from running.cells import Cell, keep, machine, serve, wait, work_off
+from running.cells import Cell, How, is_worker, serve, work_off
+from running.files import keep
+from running.machine import machine, wait
 
 ARMS = ("softmax", "linear", "mala", "mala_released", "nala", "inline", "mamba2")
 STEPS = {"text": 1_000, "recall": 1_500}
@@ -46,12 +48,12 @@ VOCABULARY = 16_384
 
 def main() -> int:
     """Do what is asked; 1 if something is left to do."""
+    if is_worker():
+        return serve(lambda told: cell(arguments().parse_args(told)))
     given = arguments().parse_args()
     if given.prepare is not None:
         prepare(given.prepare, given.tokens)
         return 0
-    if given.serve:
-        return serve(lambda told: cell(arguments().parse_args(told)))
     given.output.mkdir(parents=True, exist_ok=True)
     arms, seeds = [arm.strip() for arm in given.arms.split(",")], [int(seed) for seed in given.seeds.split(",")]
     kinds = [kind.strip() for kind in given.kinds.split(",")]
@@ -59,16 +61,16 @@ def main() -> int:
         probe(given, kinds, arms, seeds)
         return 0
     cells = [one for seed in seeds for kind in kinds for arm in arms for one in cells_of(given, kind, arm, seed)]
-    print(f"{sum(not one.result.is_file() for one in cells)} of {len(cells)} cells are left", flush=True)
 
     def finished(one: Cell) -> str:
         tell(cells, given)
         score = (one.read() or {})["score"]
         return f"perplexity {score['perplexity']:.2f}, accuracy {score['accuracy']:.1%}"
 
-    work_off(__file__, cells, given.parallel, given.minutes, finished, given.output / "mps" if given.mps else None)
+    how = How(given.parallel, given.minutes, mps=given.output / "mps" if given.mps else None)
+    left = work_off(__file__, cells, how, finished)
     print(tell(cells, given))
-    return int(any(not one.result.is_file() for one in cells))
+    return int(bool(left))
 
 
 def prepare(folder: Path, tokens: Path) -> None:
@@ -111,7 +113,8 @@ def cells_of(given: argparse.Namespace, kind: str, arm: str, seed: int) -> list[
         for change in given.set or []:
             told += ["--set", change]
         size = f", head width {width}" if width else ""
-        found.append(Cell(f"{kind}, {arm}{size}, seed {seed}", folder, tuple(told)))
+        result, log = folder / "result.json", folder.with_name(f"{folder.name}.txt")
+        found.append(Cell(f"{kind}, {arm}{size}, seed {seed}", result, log, tuple(told)))
     return found
 
 
@@ -259,7 +262,6 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--set", action="append", help="field=value of recipe or task")
     parser.add_argument("--probe", action="store_true", help="measure each arm alone, and stop")
     parser.add_argument("--probe-steps", type=int, default=12)
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     parser.add_argument("--width", type=int, default=0, help=argparse.SUPPRESS)
     return parser

@@ -31,7 +31,7 @@ from torchvision.transforms.v2.functional import resized_crop
 import affinear
 from affinear.linearizing.distil import relative_error
 from packing.pack_teachers import dino_network
-from running.cells import wait
+from running.machine import wait
 from running.stages import MECHANISMS, Clock, Rows, Stage, layer_loss, layers_apart, layers_of, taught
 
 KEPT = 256  # pixels of an image as it is kept

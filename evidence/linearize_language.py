@@ -44,7 +44,8 @@ from affinear.train import Run, train
 from affinear.train.checkpoint import LAST
 from affinear.train.engine import ready, settled
 from affinear.train.faults import Interrupted
-from running.cells import keep, machine, wait
+from running.files import keep
+from running.machine import machine, wait
 
 MECHANISMS = ("mala", "nala", "linear", "inline")
 # Hedgehog's map takes the place of a mechanism's own; under it mala and linear are one.

@@ -38,7 +38,7 @@ from affinear.linearizing.distil import Weights, network_loss
 from affinear.tasks.speech.metric import Errors, compare
 from affinear.tasks.speech.text import plain
 from packing.pack_teachers import BANDS, BEGIN, END, FRAMES, PLAIN, STEP, Spelling, read_windows, whisper_network
-from running.cells import wait
+from running.machine import wait
 from running.stages import MECHANISMS, Clock, Rows, Stage, layer_loss, layers_apart, layers_of, taught
 
 HELD_OUT = ("syreen", "supox", "yehat", "yehatrebels", "shofixti")  # as in speech.py

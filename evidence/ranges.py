@@ -34,7 +34,9 @@ from affinear.train import Recipe, Run, train
 from affinear.train.engine import ready, settled
 from affinear.train.spelling import parse
 from pages.text import CHANCE, PUBLISHED
-from running.cells import Cell, keep, machine, serve, wait, work_off
+from running.cells import Cell, How, is_worker, serve, work_off
+from running.files import keep
+from running.machine import machine, wait
 
 MODEL = "sequence_small"
 ARMS = ("softmax", "linear", "mala", "mala_released", "nala", "inline", "none")
@@ -52,9 +54,9 @@ PARTS = 16  # that data is made in, each with a seed of its own; not the number 
 
 def main() -> int:
     """Do what is asked; 1 if something is left to do."""
-    given = arguments().parse_args()
-    if given.serve:
+    if is_worker():
         return serve(lambda told: cell(arguments().parse_args(told)))
+    given = arguments().parse_args()
     given.output.mkdir(parents=True, exist_ok=True)
     kinds = chosen_kinds(given)
     arms = [arm.strip() for arm in given.arms.split(",")]
@@ -64,17 +66,16 @@ def main() -> int:
         return 0
     files = {kind: data_file(given, kind) for kind in kinds}
     cells = [one_cell(given, kind, arm, seed, files[kind]) for seed, kind, arm in itertools.product(seeds, kinds, arms)]
-    left = sum(not one.result.is_file() for one in cells)
-    print(f"{left} of {len(cells)} cells are left, {given.parallel} at a time", flush=True)
 
     def finished(one: Cell) -> str:
         tell(cells, given)
         found = one.read() or {}
         return f"accuracy {found['score']['accuracy']:.1%} after {found['seconds']:.0f} s"
 
-    work_off(__file__, cells, given.parallel, given.minutes, finished, given.output / "mps" if given.mps else None)
+    how = How(given.parallel, given.minutes, mps=given.output / "mps" if given.mps else None)
+    left = work_off(__file__, cells, how, finished)
     print(tell(cells, given))
-    return int(any(not one.result.is_file() for one in cells))
+    return int(bool(left))
 
 
 def chosen_kinds(given: argparse.Namespace) -> list[str]:
@@ -141,7 +142,8 @@ def one_cell(given: argparse.Namespace, kind: str, arm: str, seed: int, data: Pa
     told += ["--share", str(given.share), "--workers", str(given.workers)]
     for change in given.set or []:
         told += ["--set", change]
-    return Cell(f"{kind}, {arm}, seed {seed}", folder, tuple(told))
+    result, log = folder / "result.json", folder.with_name(f"{folder.name}.txt")
+    return Cell(f"{kind}, {arm}, seed {seed}", result, log, tuple(told))
 
 
 def changes_of(given: argparse.Namespace, kind: str, seed: int) -> dict[str, Any]:
@@ -269,7 +271,6 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--set", action="append", help="field=value of recipe or task")
     parser.add_argument("--probe", action="store_true", help="measure each arm alone, and stop")
     parser.add_argument("--probe-steps", type=int, default=15)
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     parser.add_argument("--data", help=argparse.SUPPRESS)
     return parser

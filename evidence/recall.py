@@ -31,7 +31,7 @@ from affinear.tasks.language.network import IGNORED, made
 from affinear.tasks.language.puzzles import made as puzzles_of
 from affinear.tasks.language.samples import PuzzleRows, Rows
 from affinear.train.draws import Draw
-from running.cells import keep
+from running.files import keep
 
 PAIRS = 4
 PUZZLE = f"recall:length=24,pairs={PAIRS},symbols=32,train=25600,test=1000"

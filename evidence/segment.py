@@ -24,14 +24,12 @@ import argparse
 import functools
 import itertools
 import json
-import math
-import os
 import shutil
 import statistics
-import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +49,13 @@ from affinear.tasks.segment.pairs import Scenes
 from affinear.tasks.segment.samples import as_bytes
 from affinear.tasks.segment.settings import Segmentation
 from affinear.tasks.segment.work import Normalize, look_of, pixel_loss
-from affinear.train import Interrupted, Recipe, Run, train
+from affinear.train import Recipe, Run, train
 from affinear.train.settings import parse_size
 from affinear.train.spelling import parse
 from pages.segmentation import written
-from running.claiming import attempt, claimed, lead
+from running.cells import Cell, How, is_worker, serve, work_off
+from running.files import keep
+from running.machine import machine, wait
 
 LINEAR, SWIN = "mavit_tiny_linear", "swin_tiny_patch4_window7_224"
 ARMS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -81,13 +81,13 @@ SHOWN = ("mavit_tiny", 0)  # the run whose maps are kept
 PHOTOS = 6  # how many of them, evenly among the test photos
 UPERNETS = {"mavit_small_linear": {}, "mavit_small": {}, "swin_small_patch4_window7_224": {}}
 WIDE, WIDE_BATCH, WIDE_CLASSES = (512, 2048), 2, 150
-PARTS = ("choose", "camvid", "alone", "upernet", "growth", "page", "worker")
+PARTS = ("choose", "camvid", "alone", "upernet", "growth", "page")
 GROWING = (512, 768, 1024, 1536, 2048, 3072, 4096)  # pixels a side
 PATIENCE = 4.0  # seconds that a pass may take before larger images are left out
 
 
 @dataclass(frozen=True)
-class Cell:
+class Training:
     """One arm with one seed.
 
     Attributes:
@@ -110,13 +110,12 @@ class Cell:
 
 def main() -> int:
     """Do what is asked; 1 if something is left to do."""
+    if is_worker():
+        return serve(lambda told: cell(arguments().parse_args(told)))
     given = arguments().parse_args()
     given.output.mkdir(parents=True, exist_ok=True)
     if given.what in ("camvid", "choose"):
         return trained(given)
-    if given.what == "worker":
-        work(given)
-        return 0
     if given.what == "page":
         print(written(given.page or given.output, given.output))
         return 0
@@ -127,10 +126,10 @@ def main() -> int:
     return 0
 
 
-def cells_of(given: argparse.Namespace) -> dict[str, Cell]:
-    """All runs by name, the first seed of every arm before the second of any; or the variants."""
-    if given.trial:
-        return {name: Cell(TRIED, 0, given.output / "choose" / name, VARIANTS[name]) for name in VARIANTS}
+def trainings(given: argparse.Namespace) -> dict[str, Training]:
+    """All of them by name, the first seed of every arm before the second of any; or the variants."""
+    if given.what == "choose":
+        return {name: Training(TRIED, 0, given.output / "choose" / name, VARIANTS[name]) for name in VARIANTS}
     arms = [name.strip() for name in given.arms.split(",")] if given.arms else list(USUAL)
     unknown = [name for name in arms if name not in ARMS]
     if unknown:
@@ -138,61 +137,48 @@ def cells_of(given: argparse.Namespace) -> dict[str, Cell]:
     file = given.output / "chosen.json"
     chosen = tuple(json.loads(file.read_text())["set"]) if file.is_file() else ()
     named = [(f"{arm.replace(' ', '_')}-{seed}", arm, int(seed)) for seed in given.seeds.split(",") for arm in arms]
-    return {name: Cell(arm, seed, given.output / "camvid" / name, chosen) for name, arm, seed in named}
+    return {name: Training(arm, seed, given.output / "camvid" / name, chosen) for name, arm, seed in named}
 
 
 def trained(given: argparse.Namespace) -> int:
-    """Train what is left of all cells, and tell what came out so far."""
-    given.trial = given.what == "choose"
-    cells = cells_of(given)
-    began, until = time.monotonic(), time.time() + 60 * given.minutes
-    command = [__file__, "worker", "--data", given.data, "--output", str(given.output), "--seeds", given.seeds]
-    command += ["--steps", str(given.steps), "--workers", str(given.workers), "--until", str(until)]
-    command += ["--trial"] if given.trial else []
-    command += ["--arms", given.arms] if given.arms else []
-    for change in given.set or []:
-        command += ["--set", change]
+    """Train what is left, and tell what came out so far."""
+    every = trainings(given)
+    cells = [
+        Cell(name, one.result, one.folder.with_name(f"{name}.log"), (*sys.argv[1:], "--cell", name))
+        for name, one in every.items()
+    ]
 
-    def tell_one(name: str) -> str:
-        if not given.trial:
-            tell(list(cells.values()), given)
-        return f"{name}: {told(cells[name])}"
+    def finished(one: Cell) -> str:
+        if given.what == "camvid":
+            tell(cells, given)
+        return told(one)
 
-    with sharing(given.mps, given.output):
-        left = lead(
-            command, {name: one.result for name, one in cells.items()}, given.parallel, until, tell_one, stop=True
-        )
-    if given.trial:
-        choose(cells, given.output)
+    left = work_off(
+        __file__, cells, How(given.parallel, given.minutes, mps=given.output / "mps" if given.mps else None), finished
+    )
+    if given.what == "choose":
+        choose(every, given.output)
     else:
-        print(tell(list(cells.values()), given))
-    print(f"{time.monotonic() - began:.0f} s; {len(left)} left")
+        print(tell(cells, given))
     return int(bool(left))
 
 
-def choose(cells: Mapping[str, Cell], output: Path) -> None:
+def choose(every: Mapping[str, Training], output: Path) -> None:
     """Write down the variant that did best on validation photos, of those that are done."""
-    scores = {name: miou(json.loads(one.result.read_text())) for name, one in cells.items() if one.result.is_file()}
+    scores = {name: miou(json.loads(one.result.read_text())) for name, one in every.items() if one.result.is_file()}
     if not scores:
         print("nothing is done yet, so nothing is chosen: the same command goes on")
         return
     best = max(scores, key=lambda name: scores[name])
-    keep(output / "chosen.json", {"name": best, "set": cells[best].changes, "validation": scores})
+    keep(output / "chosen.json", {"name": best, "set": every[best].changes, "validation": scores})
     print(f"chosen: {best}, of {', '.join(f'{name} {score:.1%}' for name, score in scores.items())}")
 
 
-def work(given: argparse.Namespace) -> None:
-    """Be one of several processes: do runs until none is left or the time is over."""
-    torch.set_num_threads(1)
-    cells = cells_of(given)
-    for name in claimed({name: one.result for name, one in cells.items()}, given.until):
-        attempt(lambda one=cells[name]: cell(given, one), cells[name].result)
-
-
-def cell(given: argparse.Namespace, one: Cell) -> None:
+def cell(given: argparse.Namespace) -> None:
     """Train one arm with one seed, judge it, and write what came out."""
+    one = trainings(given)[given.cell]
     model, args = ARMS[one.arm]
-    split = "validation" if given.trial else "test"
+    split = "validation" if given.what == "choose" else "test"
     changes: dict[str, Any] = {
         "steps": given.steps,
         "eval_steps": given.steps,
@@ -211,13 +197,10 @@ def cell(given: argparse.Namespace, one: Cell) -> None:
     setup = tasks.recipe_for("segment", model, "small", **changes)
     data = opened(given.data, split)
     began = time.monotonic()
-    try:
-        result = train(Run(model, given.data, one.folder, setup, args), data=data)
-    except Interrupted:  # it goes on where it was, by the same command
-        raise SystemExit(0) from None
+    result = train(Run(model, given.data, one.folder, setup, args), data=data)
     last, trained_in = result.records[-1], time.monotonic() - began
     score = tasks.evaluate(result.weights, data)
-    if (one.arm, one.seed) == SHOWN and not given.trial:
+    if (one.arm, one.seed) == SHOWN and given.what == "camvid":
         show(result.weights, data, one.folder.with_name("maps"))
     found = {
         "arm": one.arm,
@@ -265,9 +248,9 @@ def show(weights: Path, data: Scenes, folder: Path) -> None:
 
 def told(one: Cell) -> str:
     """A line about a run that is done."""
-    found = json.loads(one.result.read_text())
+    found = one.read() or {}
     return (
-        f"{one.arm}, seed {one.seed}: mIoU {miou(found):.1%}, {found['seconds']:.0f} s in all, "
+        f"mIoU {miou(found):.1%}, {found['seconds']:.0f} s in all, "
         f"{found['train_seconds']:.0f} s of training, {found['images_per_second']:.0f} images/s"
     )
 
@@ -279,7 +262,7 @@ def miou(found: Mapping[str, Any]) -> float:
 
 def tell(cells: Sequence[Cell], given: argparse.Namespace) -> str:
     """Write all that is done as JSON, and give it as a table."""
-    done = [json.loads(one.result.read_text()) for one in cells if one.result.is_file()]
+    done = [found for one in cells if (found := one.read()) is not None]
     chosen = given.output / "chosen.json"
     about = {"chosen": json.loads(chosen.read_text()) if chosen.is_file() else None, "parallel": given.parallel}
     keep(given.output / "camvid.json", {"machine": machine(), **about, "cells": done})
@@ -296,25 +279,6 @@ def tell(cells: Sequence[Cell], given: argparse.Namespace) -> str:
             f"| {max(f['peak_memory'] for f in mine) / 2**30:.1f} |"
         )
     return "\n".join(lines)
-
-
-class sharing:  # read as a word after "with"
-    """NVIDIA's MPS, which lets processes use a GPU at the same time and not in turns, while it is asked for."""
-
-    def __init__(self, wanted: bool, output: Path) -> None:
-        self.control = shutil.which("nvidia-cuda-mps-control") if wanted else None
-        self.folder = output.resolve() / "mps"
-
-    def __enter__(self) -> None:
-        if self.control is not None:
-            self.folder.mkdir(exist_ok=True)
-            for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
-                os.environ[name] = str(self.folder)
-            subprocess.run([self.control, "-d"], check=True)
-
-    def __exit__(self, *error: object) -> None:
-        if self.control is not None:
-            subprocess.run([self.control], input=b"quit\n", check=False)
 
 
 def alone(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -451,40 +415,12 @@ def stepping(
         yield time.perf_counter() - began
 
 
-def wait(device: torch.device) -> None:
-    """Until the GPU is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def machine() -> dict[str, Any]:
-    """What it ran on."""
-    cuda = torch.cuda.is_available()
-    return {
-        "device": torch.cuda.get_device_name() if cuda else "CPU",
-        "torch": torch.__version__,
-        "cores": os.cpu_count(),
-    }
-
-
-def keep(path: Path, content: Any) -> None:
-    """Write JSON at once or not at all."""
-    beside = path.with_suffix(".part")
-    beside.write_text(json.dumps(content, indent=1, default=_plain))
-    beside.replace(path)
-
-
-def _plain(value: Any) -> Any:
-    return asdict(value) if hasattr(value, "__dataclass_fields__") else str(value)
-
-
 def arguments() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=PARTS, help="which part; camvid and choose call worker")
+    parser.add_argument("what", choices=PARTS, help="which part")
     parser.add_argument("--page", type=Path, help="page: folder of README.md and its JSON")
-    parser.add_argument("--trial", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--until", type=float, default=math.inf, help=argparse.SUPPRESS)
+    parser.add_argument("--cell", help=argparse.SUPPRESS)
     parser.add_argument("--data", default="camvid", help="CamVid's folder, with images/ and annotations/")
     parser.add_argument("--output", required=True, type=Path, help="folder for runs and JSON")
     parser.add_argument("--arms", help="some of the arms, with commas")

@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import itertools
 import json
 import math
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -47,6 +47,9 @@ from affinear.tasks.speech.text import Spelling, plain
 from affinear.tasks.speech.work import ctc, heard_texts
 from affinear.train.draws import NOTHING
 from packing.pack_voices import BANDS, FLOOR, RATE, STEP, read_packed
+from running.cells import Cell, How, is_worker, serve, work_off
+from running.files import keep
+from running.machine import wait
 
 HELD_OUT = ("syreen", "supox", "yehat", "yehatrebels", "shofixti")
 SPELLING = Spelling.of_letters([], "abcdefghijklmnopqrstuvwxyz'0123456789")
@@ -92,7 +95,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Cell:
+class Training:
     """One network to be trained."""
 
     arm: str
@@ -184,7 +187,7 @@ class Trainer:
         corpus: From what.
     """
 
-    def __init__(self, cell: Cell, plan: Plan, corpus: Corpus) -> None:
+    def __init__(self, cell: Training, plan: Plan, corpus: Corpus) -> None:
         torch.manual_seed(cell.seed)
         self.cell, self.plan, self.corpus, self.ear = cell, plan, corpus, ear_of(corpus, cell.arm)
         self.network = Conformer(SPELLING.size, BANDS, **{**SHAPE, **ARMS[cell.arm]}).to(corpus.device)
@@ -318,7 +321,7 @@ def streamed(network: Conformer, corpus: Corpus, ear: Ear, count: int) -> dict[s
     return {"recordings": len(chosen), "same": same, "tokens": tokens, "same_tokens": equal}
 
 
-def fitted(cell: Cell, plan: Plan, corpus: Corpus, given: argparse.Namespace) -> Plan:
+def fitted(cell: Training, plan: Plan, corpus: Corpus, given: argparse.Namespace) -> Plan:
     """The plan with as many steps as the slowest of all cells can do in the time that is left."""
     folder, decided = given.out / "state", given.out / "state" / "steps.json"
     if given.steps is not None or given.until == math.inf:
@@ -341,25 +344,28 @@ def seconds_of_a_step(trainer: Trainer) -> float:
     """What a step takes, with all that runs beside it."""
     for _ in range(WARM):
         trainer.advance()
-    _wait()
+    wait(trainer.corpus.device)
     begun = time.monotonic()
     for _ in range(TIMED):
         trainer.advance()
-    _wait()
+    wait(trainer.corpus.device)
     return (time.monotonic() - begun) / TIMED
 
 
-def _wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+@functools.cache
+def heard(folder: Path, cache: Path, device: torch.device) -> Corpus:
+    """The corpus, once for all cells of a process."""
+    return Corpus(folder, cache, device)
 
 
-def run(cell: Cell, plan: Plan, given: argparse.Namespace) -> None:
+def run(given: argparse.Namespace) -> None:
     """Train a cell until it is done or the time is over, and write down which."""
+    arm, _, seed = cast(str, given.cell).rpartition("-")
+    cell = Training(arm, int(seed))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    corpus = Corpus(given.data, given.out / "state" / "features.npy", device)
-    plan = fitted(cell, plan, corpus, given)
+    corpus = heard(given.data, given.out / "state" / "features.npy", device)
+    plan = fitted(cell, given.plan, corpus, given)
     trainer = Trainer(cell, plan, corpus)
     kept = given.out / "state" / f"{cell.name}.pt"
     if kept.is_file():
@@ -392,70 +398,44 @@ def run(cell: Cell, plan: Plan, given: argparse.Namespace) -> None:
     }
     if network.streams:
         told["stream"] = streamed(network.float(), corpus, trainer.ear, given.limit or 60)
-    done = given.out / "cells" / f"{cell.name}.json"
-    done.with_suffix(".part").write_text(json.dumps(told))
-    done.with_suffix(".part").replace(done)
+    keep(given.out / "cells" / f"{cell.name}.json", told)
     kept.unlink(missing_ok=True)
 
 
 # ------------------------------------------------------------------------------------------------ all cells
 
 
-def cells(arms: Sequence[str], seeds: int) -> list[Cell]:
-    """All cells, the first seed of every arm before the second of any."""
-    return [Cell(arm, seed) for seed in range(seeds) for arm in arms]
+def trainings(arms: Sequence[str], seeds: int) -> list[Training]:
+    """All of them, the first seed of every arm before the second of any."""
+    return [Training(arm, seed) for seed in range(seeds) for arm in arms]
 
 
 def train_all(given: argparse.Namespace) -> None:
-    """Start processes, so many at a time, until all is done or the time is over."""
+    """Let processes do all that is left; when the time is over each keeps where it is, by itself, and ends."""
     folder = given.out / "cells"
     unpack_once(given.data, given.out / "state" / "features.npy")
-    left = [cell for cell in cells(given.only, given.seeds) if not (folder / f"{cell.name}.json").is_file()]
-    print(f"{len(left)} cells to train, {given.parallel} at a time", flush=True)
-    crowd = min(given.parallel, len(left))
-    shared = ["--crowd", str(crowd), "--rounds", str(-(-len(left) // max(1, crowd)))]
-    begun, running, failed = time.monotonic(), dict[Cell, subprocess.Popen[bytes]](), list[str]()
-    until = time.time() + 60 * given.minutes
-    while left or running:
-        late = time.time() > until
-        while left and len(running) < given.parallel and not late:
-            cell = left.pop(0)
-            command = [sys.executable, __file__, *sys.argv[1:], *shared, "--cell", cell.name, "--until", str(until)]
-            log = (folder / f"{cell.name}.log").open("ab")
-            environment = {**os.environ, "OMP_NUM_THREADS": "2"}
-            running[cell] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-        for cell, process in list(running.items()):
-            if process.poll() is None:
-                continue
-            del running[cell]
-            path, passed = folder / f"{cell.name}.json", time.monotonic() - begun
-            if process.returncode:
-                failed.append(cell.name)
-                print(f"{passed:.0f} s: {cell.name} FAILED, see {folder / cell.name}.log", flush=True)
-            elif path.is_file():
-                print(f"{passed:.0f} s: {line(json.loads(path.read_text()))}", flush=True)
-            else:
-                last = (folder / f"{cell.name}.log").read_text().splitlines()[-1]
-                print(f"{passed:.0f} s: {cell.name} is left at {last}", flush=True)
-        if late and not running:
-            break
-        time.sleep(0.5)
-    if left or failed:
-        print(
-            f"for another call: {', '.join(cell.name for cell in left) or 'none'}; failed: {failed or 'none'}",
-            flush=True,
-        )
+    names = [one.name for one in trainings(given.only, given.seeds)]
+    waiting = sum(not (folder / f"{name}.json").is_file() for name in names)
+    crowd = min(given.parallel, waiting)
+    shared = ("--crowd", str(crowd), "--rounds", str(-(-waiting // max(1, crowd))))
+    shared = (*sys.argv[1:], *shared, "--until", str(time.time() + 60 * given.minutes), "--cell")
+    cells = [Cell(name, folder / f"{name}.json", folder / f"{name}.log", (*shared, name)) for name in names]
+    how = How(given.parallel, given.minutes, stop=False, threads=2, mps=given.out / "mps" if given.mps else None)
+    left = work_off(__file__, cells, how, lambda one: line(one.read() or {}))
+    if left:
+        print(f"for another call: {', '.join(one.title for one in left)}", flush=True)
 
 
-def probe(given: argparse.Namespace, plan: Plan) -> None:
+def probe(given: argparse.Namespace) -> None:
     """Time some steps of each arm, alone on the machine."""
+    plan = given.plan
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     begun = time.monotonic()
     corpus = Corpus(given.data, given.out / "state" / "features.npy", device)
     hours = [sum(corpus.frames[i] for i in half) / 360_000 for half in (corpus.train, corpus.test)]
     print(f"data read in {time.monotonic() - begun:.0f} s: {hours[0]:.2f} h, {hours[1]:.2f} h held out", flush=True)
     for arm in given.only:
-        trainer = Trainer(Cell(arm, 0), plan, corpus)
+        trainer = Trainer(Training(arm, 0), plan, corpus)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         took = seconds_of_a_step(trainer)
@@ -470,10 +450,10 @@ def probe(given: argparse.Namespace, plan: Plan) -> None:
 
 def line(told: dict[str, Any]) -> str:
     """A cell in a line."""
-    cell, steps = Cell(**told["cell"]), told["plan"]["steps"]
+    steps = told["plan"]["steps"]
     stream = f", stream {told['stream']['same_tokens']}/{told['stream']['tokens']} tokens" if "stream" in told else ""
     return (
-        f"{cell.name}: WER {100 * told['wer']:.1f} CER {100 * told['cer']:.1f}, {told['parameters'] / 1e6:.2f} M, "
+        f"WER {100 * told['wer']:.1f} CER {100 * told['cer']:.1f}, {told['parameters'] / 1e6:.2f} M, "
         f"{steps} steps, {told['train_s']:.0f} s, {told['peak_gib']:.1f} GiB{stream}"
     )
 
@@ -499,8 +479,35 @@ def spread(values: Sequence[float]) -> str:
     return f"{statistics.mean(known):.1f}" + (f" ± {statistics.stdev(known):.1f}" if len(known) > 1 else "")
 
 
-def main() -> None:
+def main() -> int:
     """Train, time, or print what came out."""
+    if is_worker():
+        return serve(lambda told: run(parsed(told)))
+    given = parsed(sys.argv[1:])
+    for name in ("cells", "state"):
+        (given.out / name).mkdir(parents=True, exist_ok=True)
+    if given.probe:
+        probe(given)
+    elif given.cell is not None:
+        run(given)
+    else:
+        if given.part == "train":
+            train_all(given)
+        table(given.out)
+    return 0
+
+
+def parsed(told: Sequence[str]) -> argparse.Namespace:
+    """What the command line says, with the plan."""
+    given = arguments().parse_args(told)
+    given.only = given.only.split(",")
+    changes = {name: getattr(given, name) for name in ("steps", "seconds") if getattr(given, name) is not None}
+    given.plan = Plan(**{**asdict(Plan()), **changes})
+    return given
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="what evidence/packing/pack_voices.py wrote")
     parser.add_argument("--out", type=Path, required=True)
@@ -518,25 +525,8 @@ def main() -> None:
     parser.add_argument("--crowd", type=int, default=1, help="of --cell: how many run at a time")
     parser.add_argument("--rounds", type=int, default=1, help="of --cell: how many come one after the other")
     parser.add_argument("--until", type=float, default=math.inf, help="of --cell: when to stop, in seconds since 1970")
-    given = parser.parse_args()
-    given.only = given.only.split(",")
-    changes = {name: getattr(given, name) for name in ("steps", "seconds") if getattr(given, name) is not None}
-    plan = Plan(**{**asdict(Plan()), **changes})
-    for name in ("cells", "state"):
-        (given.out / name).mkdir(parents=True, exist_ok=True)
-    if given.probe:
-        probe(given, plan)
-    elif given.cell is not None:
-        arm, _, seed = cast(str, given.cell).rpartition("-")
-        run(Cell(arm, int(seed)), plan, given)
-    else:
-        if given.part == "train":
-            from segment import sharing
-
-            with sharing(given.mps, given.out):
-                train_all(given)
-        table(given.out)
+    return parser
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -14,15 +14,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import os
-import signal
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +31,9 @@ from affinear.tasks.upscale.work import UpscaleWork
 from affinear.train import Recipe, Run, train
 from affinear.train.spelling import parse, parse_model_args
 from affinear.train.task import Trained
-from segment import keep, machine, sharing
+from running.cells import Cell, How, is_worker, serve, work_off
+from running.files import keep
+from running.machine import machine
 
 OURS = "upscaler_light"
 ARMS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -57,37 +53,12 @@ AROUND = 8  # pixels around a tile of the trained size
 START = 25  # seconds until a process trains, kernels included
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One arm with one seed.
-
-    Attributes:
-        arm: Its name.
-        seed: Of everything random.
-        folder: Where its run is.
-    """
-
-    arm: str
-    seed: int
-    folder: Path
-
-    @property
-    def result(self) -> Path:
-        """The file that is there when it is done."""
-        return self.folder / "result.json"
-
-    def found(self) -> dict[str, Any]:
-        """What came out."""
-        return json.loads(self.result.read_text())
-
-
 def main() -> int:
     """Do what is asked; 1 if something is left to do."""
+    if is_worker():
+        return serve(lambda told: cell(arguments().parse_args(told)))
     given = arguments().parse_args()
     given.output.mkdir(parents=True, exist_ok=True)
-    if given.cell:
-        cell(given)
-        return 0
     arms = [name.strip() for name in given.arms.split(",")] if given.arms else list(USUAL)
     unknown = [name for name in arms if name not in ARMS]
     if unknown:
@@ -96,57 +67,29 @@ def main() -> int:
     if given.probe:
         probe(given, arms, len(seeds))
         return 0
-    names = {arm: arm.replace(" + ", "_").replace(" ", "_") for arm in arms}
-    place = given.output / f"x{given.scale}"
-    cells = [Cell(arm, seed, place / f"{names[arm]}-{seed}") for seed in seeds for arm in arms]
-    began = time.monotonic()
-    left = sum(not one.result.is_file() for one in cells)
-    print(f"{left} of {len(cells)} cells are left, {given.steps} steps each", flush=True)
-    with sharing(given.mps, given.output):
-        work_off(given, cells, began + 60 * given.minutes)
+    cells = [cell_of(given, arm, seed) for seed in seeds for arm in arms]
+
+    def finished(one: Cell) -> str:
+        tell(cells, given)
+        found = one.read() or {}
+        return f"{mean(found, 'psnr'):.3f} dB after {found['seconds']:.0f} s"
+
+    how = How(given.parallel, given.minutes, mps=given.output / "mps" if given.mps else None)
+    left = work_off(__file__, cells, how, finished)
     print(tell(cells, given))
-    print(f"{time.monotonic() - began:.0f} s")
-    return int(any(not one.result.is_file() for one in cells))
+    return int(bool(left))
 
 
-def work_off(given: argparse.Namespace, cells: Sequence[Cell], deadline: float) -> None:
-    """Run cells, so many at a time, until all are done or the time is over; what is not done can go on later."""
-    waiting = [one for one in cells if not one.result.is_file()]
-    running, began = dict[Cell, subprocess.Popen[bytes]](), time.monotonic()
-    try:
-        while (waiting or running) and time.monotonic() < deadline:
-            while waiting and len(running) < given.parallel:
-                one = waiting.pop(0)
-                running[one] = start(given, one)
-            time.sleep(0.5)
-            for one, process in list(running.items()):
-                if process.poll() is not None:
-                    del running[one]
-                    print(f"{time.monotonic() - began:4.0f} s  {told(one)}", flush=True)
-                    tell(cells, given)
-    finally:
-        for process in running.values():
-            process.send_signal(signal.SIGTERM)  # the run saves itself
-        for process in running.values():
-            try:
-                process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-
-def start(given: argparse.Namespace, one: Cell) -> subprocess.Popen[bytes]:
-    """A process that trains one cell; what it says goes into a file beside its folder."""
-    one.folder.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, __file__, "--cell", "--data", given.data, "--output", str(one.folder)]
-    command += ["--arms", one.arm, "--seeds", str(one.seed), "--steps", str(given.steps), "--scale", str(given.scale)]
-    command += ["--workers", str(given.workers)]
-    for change in given.set or []:
-        command += ["--set", change]
-    for change in given.model_arg or []:
-        command += ["--model-arg", change]
-    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    with open(f"{one.folder}.txt", "ab") as log:
-        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **threads})
+def cell_of(given: argparse.Namespace, arm: str, seed: int) -> Cell:
+    """An arm with a seed, and what its process is told."""
+    folder = given.output / f"x{given.scale}" / f"{arm.replace(' + ', '_').replace(' ', '_')}-{seed}"
+    told = ["--cell", "--data", given.data, "--output", str(folder), "--arms", arm, "--seeds", str(seed)]
+    told += ["--steps", str(given.steps), "--scale", str(given.scale), "--workers", str(given.workers)]
+    for option, changes in (("--set", given.set), ("--model-arg", given.model_arg)):
+        for change in changes or []:
+            told += [option, change]
+    log = folder.with_name(f"{folder.name}.txt")
+    return Cell(f"{arm}, seed {seed}", folder / "result.json", log, tuple(told))
 
 
 def cell(given: argparse.Namespace) -> None:
@@ -221,14 +164,6 @@ def judged(trained: Trained[Any, Any], data: Album) -> list[dict[str, Any]]:
     return rows
 
 
-def told(one: Cell) -> str:
-    """A line about a cell that has ended."""
-    if not one.result.is_file():
-        return f"{one.arm}, seed {one.seed}: failed; {one.folder}.txt says why"
-    found = one.found()
-    return f"{one.arm}, seed {one.seed}: {mean(found, 'psnr'):.3f} dB after {found['seconds']:.0f} s"
-
-
 def mean(found: Mapping[str, Any], field: str, name: str | None = None) -> float:
     """The mean of a number over the photos of a set, or over all."""
     return statistics.mean(photo[field] for photo in found["photos"] if name in (None, photo["set"]))
@@ -236,7 +171,7 @@ def mean(found: Mapping[str, Any], field: str, name: str | None = None) -> float
 
 def tell(cells: Sequence[Cell], given: argparse.Namespace) -> str:
     """Write all that is done as JSON, and give it as a table, bicubic first."""
-    done = [one.found() for one in cells if one.result.is_file()]
+    done = [found for one in cells if (found := one.read()) is not None]
     about = {"machine": machine(), "parallel": given.parallel, "cells": done}
     keep(given.output / f"upscale-x{given.scale}.json", about)
     if not done:

@@ -1,6 +1,7 @@
-"""An experiment in cells, several processes at a time on one machine, within a given time; the same command goes on.
+"""An experiment in cells, shared out among processes that do one after the other, within a given time.
 
-A process does one cell after the other, so that what is imported, and the GPU's context, is there for all of them.
+A process imports, opens data and has the GPU's context once for all its cells. Results are files; the same command goes
+on with those that are not there.
 """
 
 from __future__ import annotations
@@ -9,19 +10,25 @@ import gc
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from affinear.train import Interrupted
+from running.files import write
+from running.sharing import sharing
+
+SERVE = "--serve"
+GRACE = 25.0  # seconds that a process has for saving itself
 
 
 @dataclass(frozen=True)
@@ -30,179 +37,266 @@ class Cell:
 
     Attributes:
         title: For people.
-        folder: Where its run is.
-        arguments: Of the script, for whoever does it.
+        result: The file that is there when it is done.
+        log: What is said meanwhile, of all tries.
+        arguments: For whoever does it.
     """
 
     title: str
-    folder: Path
+    result: Path
+    log: Path
     arguments: tuple[str, ...]
 
     @property
-    def result(self) -> Path:
-        """The file that is there when it is done."""
-        return self.folder / "result.json"
+    def is_done(self) -> bool:
+        """Whether the result is there."""
+        return self.result.is_file()
+
+    @property
+    def failure(self) -> Path:
+        """The file beside the result that says why there is none."""
+        return self.result.with_name(f"{self.result.name}.failed")
 
     def read(self) -> dict[str, Any] | None:
         """What came out, if it is done."""
-        return json.loads(self.result.read_text()) if self.result.is_file() else None
+        return json.loads(self.result.read_text(encoding="utf-8")) if self.is_done else None
+
+    def last_line(self) -> str:
+        """What was said last."""
+        lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.is_file() else []
+        return lines[-1][:300] if lines else "nothing was said"
 
 
-def work_off(
-    script: str,
-    cells: Sequence[Cell],
-    parallel: int,
-    minutes: float,
-    finished: Callable[[Cell], str],
-    mps: Path | None = None,
-) -> None:
-    """Run cells, so many at a time, until all are done or the time is over; what is not done can go on later.
+@dataclass(frozen=True)
+class How:
+    """How cells are worked off.
+
+    Attributes:
+        parallel: How many at a time.
+        minutes: How long. Nothing new is begun after that.
+        stop: Whether what is running then is asked to stop by SIGTERM, as a run of the engine saves itself and goes on
+            later; or else ends in its own time.
+        fresh: Whether every cell has a process of its own, as one that compiles should: what was compiled for one
+            network is in the way of the next.
+        threads: Of a process.
+        mps: Folder for NVIDIA's MPS; None to do without.
+    """
+
+    parallel: int
+    minutes: float
+    stop: bool = True
+    fresh: bool = False
+    threads: int = 1
+    mps: Path | None = None
+
+
+def work_off(script: str, cells: Sequence[Cell], how: How, told: Callable[[Cell], str]) -> list[Cell]:
+    """Do all cells that are not done, in their order, and tell of each; give those that are left.
 
     Args:
-        script: The file that, called with --serve, does cells: see `serve`.
-        cells: In the order in which they are done.
-        parallel: How many at a time.
-        minutes: How long.
-        finished: Told of every cell that has ended; gives a line for people.
-        mps: Folder for NVIDIA's MPS, which lets processes use a GPU at the same time; None for turns.
+        script: The file that, called with `SERVE` alone, does cells: see `serve`.
+        cells: All of them.
+        how: At what pace, and for how long.
+        told: A line about a cell that is done.
     """
-    waiting = [one for one in cells if not one.result.is_file()]
-    control = None if mps is None else _begin_sharing(mps)
-    began, workers = time.monotonic(), [_Worker(script) for _ in range(min(parallel, len(waiting)))]
+    waiting = [one for one in cells if not one.is_done]
+    print(f"{len(waiting)} of {len(cells)} cells are left, {how.parallel} at a time", flush=True)
+    for one in waiting:
+        one.failure.unlink(missing_ok=True)
+    until, tally = time.monotonic() + 60 * how.minutes, _Tally(len(waiting), told)
+    with sharing(how.mps), _ended_orderly(), _crew(script, min(how.parallel, len(waiting)), how) as crew:
+        while True:
+            late = time.monotonic() >= until
+            if (late and how.stop) or not (crew.busy or (waiting and not late)):
+                break
+            while waiting and not late and crew.has_room:
+                crew.give(waiting.pop(0))
+            for one, failed in crew.heard():
+                tally.tell(one, failed)
+    for one in crew.stopped:
+        tally.tell(one, failed=False)
+    return [one for one in cells if not one.is_done]
+
+
+class _Tally:
+    """Says what has ended, how fast it goes, and how long it takes at that rate."""
+
+    def __init__(self, total: int, told: Callable[[Cell], str]) -> None:
+        self.total, self.told, self.ended, self.began = total, told, 0, time.monotonic()
+
+    def tell(self, one: Cell, failed: bool) -> None:
+        """A line about a cell that has ended, or was stopped."""
+        if one.is_done:
+            said = self.told(one)
+        elif failed:
+            write(one.failure, one.last_line() + "\n")
+            said = f"FAILED, {one.last_line()}; {one.log} says more"
+        else:
+            said = f"not done, {one.last_line()}"
+        self.ended += one.is_done or failed
+        passed = time.monotonic() - self.began
+        left = f"{passed / self.ended * (self.total - self.ended):.0f} s to go" if self.ended else "so far"
+        print(f"{self.ended}/{self.total}, {passed:.0f} s, {left}: {one.title}: {said}", flush=True)
+
+
+@contextmanager
+def _ended_orderly() -> Generator[None, None, None]:
+    """Have SIGTERM, as `timeout` sends it, end the processes that were started, too."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
     try:
-        while (waiting or any(one.cell for one in workers)) and time.monotonic() - began < 60 * minutes:
-            for place, worker in enumerate(workers):
-                if worker.cell is None and waiting:
-                    if worker.is_over:
-                        worker.close()
-                        workers[place] = worker = _Worker(script)
-                    worker.give(waiting.pop(0))
-            for worker in _heard(workers):
-                one = worker.take()
-                said = finished(one) if one.result.is_file() else f"failed; {one.folder}.txt says why"
-                print(f"{time.monotonic() - began:4.0f} s  {one.title}: {said}", flush=True)
+        yield
     finally:
-        _stop(workers)
-        if control is not None:
-            subprocess.run([control], input=b"quit\n", check=False)
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Crew:
+    """Processes, at most so many, each with a cell or waiting for one.
+
+    Attributes:
+        stopped: What was being done when all were stopped.
+    """
+
+    def __init__(self, script: str, most: int, how: How) -> None:
+        self.script, self.most, self.how = script, most, how
+        self.workers: list[_Worker] = []
+        self.stopped: list[Cell] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being done."""
+        return any(one.cell for one in self.workers)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more could be done at the same time."""
+        return sum(one.cell is not None for one in self.workers) < self.most
+
+    def give(self, cell: Cell) -> None:
+        """Have somebody do a cell."""
+        idle = next((one for one in self.workers if one.cell is None), None)
+        if idle is None:
+            idle = _Worker(self.script, self.how.threads)
+            self.workers.append(idle)
+        idle.give(cell)
+
+    def heard(self) -> list[tuple[Cell, bool]]:
+        """What has ended after a moment, and whether it failed; a process that has ended, too, is let go."""
+        pipes = {one.answers: one for one in self.workers if one.cell is not None}
+        ready = {pipes[pipe] for pipe in select.select(list(pipes), [], [], 0.2)[0]}
+        ended: list[tuple[Cell, bool]] = []
+        for worker in [one for one in self.workers if one in ready or (one.cell and one.process.poll() is not None)]:
+            cell, is_over = worker.take()
+            ended.append((cell, is_over))
+            if is_over or self.how.fresh:
+                self.workers.remove(worker)
+                worker.close()
+        return ended
+
+    def stop(self) -> None:
+        """Ask all to stop, and wait until they have."""
+        self.stopped = [one.cell for one in self.workers if one.cell is not None]
+        for one in self.workers:
+            one.process.send_signal(signal.SIGTERM)
+        until = time.monotonic() + GRACE
+        for one in self.workers:
+            one.close(until - time.monotonic())
+
+
+@contextmanager
+def _crew(script: str, most: int, how: How) -> Generator[_Crew, None, None]:
+    crew = _Crew(script, most, how)
+    try:
+        yield crew
+    finally:
+        crew.stop()
 
 
 class _Worker:
     """A process that does one cell after the other.
 
     Attributes:
-        process: The script with --serve.
+        process: The script with `SERVE`.
+        answers: Where it says that it has done a cell.
         cell: What it does now; None for nothing.
-        is_over: Whether it has ended, as it does when a cell failed.
     """
 
-    def __init__(self, script: str) -> None:
-        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        command, pipe = [sys.executable, script, "--serve"], subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env={**os.environ, **threads})
-        self.cell: Cell | None = None
-        self.is_over = False
-
-    def give(self, one: Cell) -> None:
-        """Have it do a cell."""
-        one.folder.parent.mkdir(parents=True, exist_ok=True)
-        self.cell = one
+    def __init__(self, script: str, threads: int) -> None:
+        count = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+        environment = {**os.environ, **count, "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+        command, pipe = [sys.executable, script, SERVE], subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
         assert self.process.stdin is not None
-        line = json.dumps({"arguments": one.arguments, "log": f"{one.folder}.txt"})
-        try:
-            self.process.stdin.write(line.encode() + b"\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:  # it died before; `take` will see
-            self.is_over = True
-
-    def take(self) -> Cell:
-        """The cell that it has ended, one way or the other."""
-        assert self.cell is not None
         assert self.process.stdout is not None
-        self.is_over = os.read(self.process.stdout.fileno(), 1) == b""
-        one, self.cell = self.cell, None
-        return one
+        self.questions, self.answers = self.process.stdin, self.process.stdout
+        self.cell: Cell | None = None
 
-    def close(self) -> None:
-        """Wait for its end, which has been asked for, and close what it was told through."""
+    def give(self, cell: Cell) -> None:
+        """Have it do a cell."""
+        cell.log.parent.mkdir(parents=True, exist_ok=True)
+        self.cell = cell
+        line = json.dumps({"arguments": cell.arguments, "log": str(cell.log)})
+        with suppress(BrokenPipeError):  # it has died: `take` will see
+            self.questions.write(line.encode() + b"\n")
+            self.questions.flush()
+
+    def take(self) -> tuple[Cell, bool]:
+        """The cell that has ended, and whether the process has, too, as it does when a cell fails."""
+        assert self.cell is not None
+        readable = select.select([self.answers], [], [], 0)[0]
+        is_over = not readable or os.read(self.answers.fileno(), 1) == b""
+        cell, self.cell = self.cell, None
+        return cell, is_over
+
+    def close(self, patience: float = GRACE) -> None:
+        """Ask it no more, and wait for its end, so many seconds."""
+        with suppress(BrokenPipeError):  # what it was last told it never read
+            self.questions.close()
         try:
-            self.process.wait(timeout=20)
+            self.process.wait(timeout=max(0.0, patience))
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            with suppress(BrokenPipeError):  # what it was last told it never read
-                pipe.close()
+        self.answers.close()
 
 
-def _heard(workers: Sequence[_Worker]) -> list[_Worker]:
-    """Those that have ended their cell, after a moment."""
-    pipes = {one.process.stdout: one for one in workers if one.cell is not None and one.process.stdout is not None}
-    return [pipes[pipe] for pipe in select.select(list(pipes), [], [], 0.2)[0]]
-
-
-def _stop(workers: Sequence[_Worker]) -> None:
-    for one in workers:
-        one.process.send_signal(signal.SIGTERM)  # a run saves itself
-    for one in workers:
-        one.close()
+def is_worker() -> bool:
+    """Whether this process was started by `work_off`, and is to `serve`."""
+    return sys.argv[1:] == [SERVE]
 
 
 def serve(do: Callable[[Sequence[str]], None]) -> int:
-    """Do cells as `work_off` asks for them, until it asks no more, or one fails; what is said goes into their files.
+    """Do cells as `work_off` asks for them, until it asks no more, or one fails; what is said goes into their logs.
 
     Args:
-        do: Does the cell of some arguments.
+        do: Does the cell of some arguments. If it ends without a result, the cell goes on another time.
     """
     answers = os.dup(1)
     for line in sys.stdin:
-        told = json.loads(line)
-        with open(told["log"], "ab") as log:
+        asked = json.loads(line)
+        with open(asked["log"], "ab") as log:
             for stream in (1, 2):
                 os.dup2(log.fileno(), stream)
         try:
-            do(told["arguments"])
+            do(asked["arguments"])
+        except Interrupted as error:
+            print(error, flush=True)
+            return 0
         except Exception:  # a GPU may be unusable after it: another process goes on
             traceback.print_exc()
             return 1
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        sys.stdout.flush()
+        _tidy()
         os.write(answers, b".")
     return 0
 
 
-def _begin_sharing(folder: Path) -> str | None:
-    control = shutil.which("nvidia-cuda-mps-control")
-    if control is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
-            os.environ[name] = str(folder.resolve())
-        subprocess.run([control, "-d"], check=True)
-    return control
-
-
-def machine() -> dict[str, Any]:
-    """What it ran on."""
-    cuda = torch.cuda.is_available()
-    return {
-        "device": torch.cuda.get_device_name() if cuda else "CPU",
-        "torch": torch.__version__,
-        "cores": os.cpu_count(),
-    }
-
-
-def keep(path: Path, content: Any) -> None:
-    """Write JSON at once or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".part")
-    beside.write_text(json.dumps(content, indent=1, default=str))
-    beside.replace(path)
-
-
-def wait(device: torch.device) -> None:
-    """Until the GPU is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+def _tidy() -> None:
+    """Give the room of a cell back; its memory does not count for the next."""
+    sys.stdout.flush()
+    gc.collect()  # a network holds itself in circles
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from affinear.linearizing.distil import layer_errors, swapped_layers
-from running.cells import keep, machine
+from running.files import keep
+from running.machine import machine
 
 MECHANISMS = ("mala", "nala", "inline", "linear")
 SAVE_EVERY = 60.0  # seconds between two savings

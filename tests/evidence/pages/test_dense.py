@@ -7,7 +7,6 @@ import json
 import random
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ def loaded(name: str) -> Any:
     return module
 
 
-claiming, detection_page, segmentation_page = map(loaded, ("running/claiming", "pages/detection", "pages/segmentation"))
+detection_page, segmentation_page = map(loaded, ("pages/detection", "pages/segmentation"))
 ARMS = ("mavit_tiny", "none", "resnet50")
 KINDS = ("mask_rcnn", "cascade_mask_rcnn")
 
@@ -129,29 +128,6 @@ def test_a_page_says_by_what_the_recipe_was_chosen() -> None:
 
 def test_a_mean_below_the_floor_is_called_missed() -> None:
     assert "is missed: 49.0%" in segmentation_page.page({"camvid": {"cells": [scene("mavit_tiny", 0, 0.49)]}})
-
-
-def test_every_cell_is_done_once_in_order_and_faults_do_not_stop_the_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    names = [f"cell-{i}" for i in range(5)]
-    results = {name: tmp_path / "cells" / f"{name}.json" for name in names}
-    program = tmp_path / "worker.py"
-    program.write_text(
-        f"import sys, pathlib; sys.path.insert(0, {str(ROOT / 'evidence')!r})\n"
-        "from running.claiming import attempt, claimed\n"
-        f"results = {{name: pathlib.Path({str(tmp_path / 'cells')!r}) / f'{{name}}.json' for name in {names!r}}}\n"
-        "def do(name):\n"
-        "    if name == 'cell-1': raise RuntimeError('no luck')\n"
-        "    results[name].write_text('{}')\n"
-        "for name in claimed(results, float('inf')): attempt(lambda: do(name), results[name])\n"
-    )
-    left = claiming.lead([str(program)], results, 2, time.time() + 60, lambda name: f"{name} is done", stop=True)
-    assert left == ["cell-1"]
-    told = capsys.readouterr().out
-    assert "cell-1: FAILED, RuntimeError: no luck" in told
-    assert all(f"{name} is done" in told for name in names if name != "cell-1")
-    assert not list(claiming.claimed({"over": tmp_path / "over.json"}, time.time() - 1))
 
 
 @pytest.mark.exhaustive
