@@ -105,8 +105,8 @@ def crossovers(
         >>> from affinear.linearizing.crossover import crossovers
         >>> student, _ = affinear.linearize(timm.create_model("vit_tiny_patch16_224", depth=1), "mala")
         >>> [reading] = crossovers(student, longest=256)
-        >>> [timing.tokens for timing in reading.timings]
-        [128, 256]
+        >>> max(timing.tokens for timing in reading.timings)
+        256
     """
     layer = next(iter(swapped_layers(student).values()))
     core = layer.get_submodule("linearized")
