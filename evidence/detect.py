@@ -20,7 +20,6 @@ import argparse
 import functools
 import json
 import math
-import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -40,6 +39,7 @@ from affinear.tasks.detect.finding import found_of
 from affinear.tasks.detect.opening import Reading, open_coco
 from affinear.tasks.detect.precision import Truth, match, summarize
 from pages.detection import written
+from pages.words import percent
 from running.cells import Cell, How, is_worker, serve, work_off
 from running.files import keep
 
@@ -433,20 +433,12 @@ def table(out: Path) -> None:
     print("| data | detector | backbone | seeds | box AP | AP50 | AP75 | mask AP | M params | s/step | GiB |")
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     for (plan, kind, arm), rows in found.items():
-        cols = [spread([row.get(part, {}).get(name) for row in rows]) for part, name in COLUMNS]
+        cols = [percent([row.get(part, {}).get(name) for row in rows]) for part, name in COLUMNS]
         size, speed, peak = rows[0]["parameters"] / 1e6, rows[0]["step_s"], max(row["peak_gib"] for row in rows)
         print(f"| {plan} | {kind} | {arm} | {len(rows)} | {' | '.join(cols)} | {size:.1f} | {speed:.3f} | {peak:.1f} |")
 
 
 COLUMNS = (("box", "ap"), ("box", "ap50"), ("box", "ap75"), ("mask", "ap"))
-
-
-def spread(values: Sequence[float | None]) -> str:
-    """Mean and standard deviation in percent."""
-    known = [100 * value for value in values if value is not None]
-    if not known:
-        return ""
-    return f"{statistics.mean(known):.1f}" + (f" ± {statistics.stdev(known):.1f}" if len(known) > 1 else "")
 
 
 def main() -> int:

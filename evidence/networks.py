@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
 import sys
 import time
@@ -30,6 +29,7 @@ from affinear.bench import machine
 from affinear.models.catalogue import count_macs
 from affinear.models.making import make, outline, takes
 from affinear.tasks.classify.data import ArraySource, open_data
+from running.files import keep
 
 NETWORKS = (
     "mavit_tiny",
@@ -71,7 +71,7 @@ def main() -> int:
             left = True
             break
         found[kind][entry] = work()
-        write(path, found)
+        keep(path, found)
         print(f"{entry}: {told(found[kind][entry])}", file=sys.stderr, flush=True)
     print(table(found, names))
     if left:
@@ -353,14 +353,6 @@ def read(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
     if found["settings"] != settings:
         raise ValueError(f"output: {path} was made with {found['settings']}, not {settings}; give another folder")
     return found
-
-
-def write(path: Path, found: dict[str, Any]) -> None:
-    """All of it, under another name first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    other = path.with_suffix(".tmp")
-    other.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    os.replace(other, path)
 
 
 def told(entry: dict[str, Any]) -> str:

@@ -47,6 +47,7 @@ from affinear.tasks.speech.text import Spelling, plain
 from affinear.tasks.speech.work import ctc, heard_texts
 from affinear.train.draws import NOTHING
 from packing.pack_voices import BANDS, FLOOR, RATE, STEP, read_packed
+from pages.words import percent
 from running.cells import Cell, How, is_worker, serve, work_off
 from running.files import keep
 from running.machine import wait
@@ -468,15 +469,9 @@ def table(out: Path) -> None:
     print("|---|---|---|---|---|---|---|---|---|---|")
     for arm in [name for name in ARMS if name in found]:
         rows = found[arm]
-        cols = [spread([row[name] for row in rows]) for name in ("wer", "cer", "wrong", "missed", "extra")]
+        cols = [percent([row[name] for row in rows]) for name in ("wer", "cer", "wrong", "missed", "extra")]
         size, took = rows[0]["parameters"] / 1e6, statistics.mean(row["train_s"] for row in rows)
         print(f"| {arm} | {len(rows)} | {' | '.join(cols)} | {size:.2f} | {rows[0]['epochs']:.0f} | {took:.0f} |")
-
-
-def spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation in percent."""
-    known = [100 * value for value in values]
-    return f"{statistics.mean(known):.1f}" + (f" ± {statistics.stdev(known):.1f}" if len(known) > 1 else "")
 
 
 def main() -> int:

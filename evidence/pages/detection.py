@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pages.words import FIRST, percent
+from running.files import keep, write
+
 Row = Mapping[str, Any]
 BAR = 80.0  # AP50 in percent that blood cells were to reach
 NAMES = {
@@ -37,11 +40,11 @@ def written(folder: Path, cells: Sequence[Row]) -> str:
     nuclei = [every[name] for name in sorted(every) if every[name]["cell"]["plan"] == "nuclei"]
     blood = [every[name] for name in sorted(every) if every[name]["cell"]["plan"] == "bccd"]
     for cell in blood:
-        _write(folder / f"{_name(cell)}.json", json.dumps(cell, indent=1))
+        keep(folder / f"{_name(cell)}.json", cell)
     if nuclei:
-        _write(folder / "nuclei.json", json.dumps(nuclei, indent=1))
+        keep(folder / "nuclei.json", nuclei)
     text = page(nuclei, blood)
-    _write(folder / "README.md", text)
+    write(folder / "README.md", text)
     return text
 
 
@@ -57,7 +60,7 @@ def page(nuclei: Sequence[Row], blood: Sequence[Row]) -> str:
 
 def _limits(nuclei: Sequence[Row]) -> str:
     """What nobody should conclude from the page."""
-    told = ["**What cannot be concluded.**"]
+    told = [FIRST]
     if not nuclei:
         told.append(
             "Nuclei with Mask R-CNN and Cascade Mask R-CNN, over seven backbones, are not here yet; the command below "
@@ -91,7 +94,7 @@ def _nuclei(cells: Sequence[Row]) -> str:
     lines = ["| detector | backbone | seeds | box AP | AP50 | AP75 | mask AP | M parameters | ms a step | GiB |"]
     lines += ["|---|---|---|---|---|---|---|---|---|---|"]
     for (kind, arm), rows in groups.items():
-        numbers = [_spread([row.get(part, {}).get(name) for row in rows]) for part, name in COLUMNS]
+        numbers = [percent([row.get(part, {}).get(name) for row in rows]) for part, name in COLUMNS]
         size, peak = rows[0]["parameters"] / 1e6, max(row["peak_gib"] for row in rows)
         speed = 1e3 * statistics.median(row["step_s"] for row in rows)
         told = (NAMES.get(kind, kind), NAMES.get(arm, arm), str(len(rows)), *numbers)
@@ -137,7 +140,7 @@ def _blood(cells: Sequence[Row]) -> str:
         classes = ", ".join(f"{100 * one:.1f}" for one in box["by_class"])
         three = " | ".join(f"{100 * box[name]:.1f}" for name in ("ap", "ap50", "ap75"))
         lines.append(f"| {cell['cell']['seed']} | {three} | {classes} |")
-    means = " | ".join(_spread([cell["box"][name] for cell in cells]) for name in ("ap", "ap50", "ap75"))
+    means = " | ".join(percent([cell["box"][name] for cell in cells]) for name in ("ap", "ap50", "ap75"))
     lines.append(f"| mean ± deviation | {means} | |")
     took, peak = max(cell["wall_s"] for cell in cells) / 60, max(cell["peak_gib"] for cell in cells)
     tail = f"{took:.0f} minutes each on a {cells[0]['device']} that other trainings shared, {peak:.1f} GiB, at most "
@@ -154,13 +157,6 @@ def _by_arm(cells: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
     return {key: rows for key, rows in found.items() if rows}
 
 
-def _spread(values: Sequence[float | None]) -> str:
-    known = [100 * value for value in values if value is not None]
-    if not known:
-        return ""
-    return f"{statistics.mean(known):.1f}" + (f" ± {statistics.stdev(known):.1f}" if len(known) > 1 else "")
-
-
 def _many(numbers: Sequence[int]) -> str:
     return " or ".join(f"{number:,}" for number in numbers)
 
@@ -174,9 +170,3 @@ def _kept(folder: Path) -> list[Row]:
     if (folder / "nuclei.json").is_file():
         found += json.loads((folder / "nuclei.json").read_text())
     return found
-
-
-def _write(path: Path, text: str) -> None:
-    beside = path.with_name(path.name + ".part")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)

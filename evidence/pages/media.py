@@ -1,8 +1,8 @@
 """Pages of results out of what the scripts of evidence wrote: what cannot be concluded first, then tables and bars.
 
-    python evidence/pages/media.py speech --found speech --output results/speech
-    python evidence/pages/media.py generation --found outputs --output results/generation
-    python evidence/pages/media.py upscaling --found out --output results/upscaling
+    PYTHONPATH=evidence python evidence/pages/media.py speech --found speech --output results/speech
+    PYTHONPATH=evidence python evidence/pages/media.py generation --found outputs --output results/generation
+    PYTHONPATH=evidence python evidence/pages/media.py upscaling --found out --output results/upscaling
 
 `--found` is the folder with what came out, as far as it is there: of `evidence/speech.py` the folder `cells`,
 of `benchmarks/speech_hour.py` speech_hour.json; generate.json, speed.json, check.json and generate-speed.json;
@@ -20,11 +20,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pages.words import FIRST, shown, table
+from running.files import keep, write
+
 Row = Mapping[str, Any]
 Values = Mapping[str, Sequence[float]]  # of every arm, one for each seed
 WANTED_SEEDS = 3
 NONE = "none"
-FIRST = "**What cannot be concluded.**"
 
 SPEECH_ARMS = ("softmax_relative", "softmax", "mala", "linear", "nala", "inline", NONE, "mala_causal")
 GENERATION_ARMS = ("softmax", "mala", "mala_released", "linear", "nala", "inline", NONE)
@@ -36,23 +38,6 @@ MEMORY_BAR = 0.1  # of what softmax takes that keeps its weights
 
 
 # ------------------------------------------------------------------------------------------------ words
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of Markdown."""
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
-
-
-def shown(values: Sequence[float], form: str = ".1f") -> str:
-    """A mean, and over several seeds their standard deviation.
-
-    Examples:
-        >>> shown([1.0, 3.0]), shown([2.0])
-        ('2.0 ± 1.4', '2.0')
-    """
-    deviation = f" ± {statistics.stdev(values):{form}}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):{form}}{deviation}"
 
 
 def doubts(values: Values, arms: Sequence[str], *, lower: bool, unit: str, form: str = ".1f") -> list[str]:
@@ -430,11 +415,8 @@ def main() -> None:
     text, kept = PAGES[given.page](given.found)
     notes = "".join(f"- {note}\n" for note in given.note or [])
     text = text.replace(f"{FIRST}\n\n", f"{FIRST}\n\n{notes}", 1)
-    given.output.mkdir(parents=True, exist_ok=True)
-    for name, content in (("README.md", text), (f"{given.page}.json", json.dumps(kept, indent=1) + "\n")):
-        part = given.output / f"{name}.part"
-        part.write_text(content, encoding="utf-8")
-        part.replace(given.output / name)
+    keep(given.output / f"{given.page}.json", kept)
+    write(given.output / "README.md", text)
     print(text)
 
 

@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pages.words import FIRST, percent
+from running.files import keep, write
+
 Row = Mapping[str, Any]
 PARTS = ("camvid", "alone", "upernet", "growth")
 FLOOR = 0.5  # mIoU that mavit_tiny was to reach
@@ -34,9 +37,9 @@ def written(folder: Path, output: Path) -> str:
         source = next((at / f"{part}.json" for at in (output, folder) if (at / f"{part}.json").is_file()), None)
         if source is not None:
             found[part] = json.loads(source.read_text())
-            _write(folder / f"{part}.json", json.dumps(found[part], indent=1))
+            keep(folder / f"{part}.json", found[part])
     text = page(found)
-    _write(folder / "README.md", text)
+    write(folder / "README.md", text)
     return text
 
 
@@ -54,7 +57,7 @@ def page(found: Mapping[str, Any]) -> str:
 
 
 def _limits(cells: Sequence[Row], found: Mapping[str, Any]) -> str:
-    told = ["**What cannot be concluded.**"]
+    told = [FIRST]
     if cells:
         seeds = {len(rows) for rows in by_arm(cells).values()}
         many = " to ".join(str(count) for count in sorted({min(seeds), max(seeds)}))
@@ -92,13 +95,13 @@ def _camvid(cells: Sequence[Row], found: Mapping[str, Any]) -> str:
     lines += ["|---|---|---|---|---|---|---|---|"]
     for arm, rows in groups.items():
         values = [miou(row) for row in rows]
-        right = spread([(row["averaged"] or row["last"])["aacc"] for row in rows])
+        right = percent([(row["averaged"] or row["last"])["aacc"] for row in rows])
         own = alone.get(arm)
         speed = own["images_per_second"] if own else statistics.median(row["images_per_second"] for row in rows)
         memory = own["peak_gb"] if own and own["peak_gb"] else max(row["peak_memory"] for row in rows) / 2**30
         mark = "" if own else "*"
         lines.append(
-            f"| {arm} | {len(rows)} | {spread(values)} | {100 * min(values):.1f} to {100 * max(values):.1f} | {right} "
+            f"| {arm} | {len(rows)} | {percent(values)} | {100 * min(values):.1f} to {100 * max(values):.1f} | {right} "
             f"| {rows[0]['parameters'] / 1e6:.1f} | {speed:.0f}{mark} | {memory:.1f}{mark} |"
         )
     return "\n".join([head, *lines, "", _floor(groups), _choice(found["camvid"].get("chosen")), _classes(groups)])
@@ -185,15 +188,3 @@ def by_arm(cells: Sequence[Row]) -> dict[str, list[Row]]:
 def miou(cell: Row) -> float:
     """What counts: the averaged weights after the last step."""
     return (cell["averaged"] or cell["last"])["miou"]
-
-
-def spread(values: Sequence[float]) -> str:
-    """Mean and deviation in percent."""
-    known = [100 * value for value in values]
-    return f"{statistics.mean(known):.1f}" + (f" ± {statistics.stdev(known):.1f}" if len(known) > 1 else "")
-
-
-def _write(path: Path, text: str) -> None:
-    beside = path.with_name(path.name + ".part")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)

@@ -1,7 +1,8 @@
 """Pages of results out of the cells of language.py and ranges.py: first what they cannot tell.
 
-    PYTHONPATH=src python evidence/pages/text.py language.json --alone language_alone.json --output results/language
-    PYTHONPATH=src python evidence/pages/text.py ranges.json --alone ranges_alone.json --output results/ranges
+    PYTHONPATH=src:evidence python evidence/pages/text.py language.json --alone language_alone.json \
+        --output results/language
+    PYTHONPATH=src:evidence python evidence/pages/text.py ranges.json --alone ranges_alone.json --output results/ranges
 
 The output folder gets README.md and the JSON that it was made of.
 """
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from affinear.compare.findings import student
+from pages.words import FIRST, shown
+from running.files import write
 
 Cells = Sequence[Mapping[str, Any]]
 
@@ -88,7 +91,7 @@ def _limits(found: Mapping[str, Any]) -> list[str]:
         seeds.setdefault((one["kind"], one["arm"], one.get("width", 0)), set()).add(one["seed"])
     few = sum(len(have) < SEEDS for have in seeds.values())
     kinds = ", ".join(dict.fromkeys(one["kind"] for one in cells)) or "nothing"
-    told = f"**What cannot be concluded.** {len(cells)} trainings, of {kinds}; what is not named was not tried."
+    told = f"{FIRST} {len(cells)} trainings, of {kinds}; what is not named was not tried."
     if few:
         told += f" {few} of {len(seeds)} settings have fewer than {SEEDS} seeds; of those nothing is decided."
     told += (
@@ -114,7 +117,7 @@ def spread(values: Sequence[float]) -> str:
     """
     if len(values) < 2:
         return f"{values[0]:.2f} (one seed)" if values else "-"
-    return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+    return shown(values, ".2f")
 
 
 def difference(mine: Mapping[int, float], other: Mapping[int, float]) -> str:
@@ -199,7 +202,7 @@ def main() -> int:
     for path in (given.cells, given.alone):
         if path is not None and path.resolve().parent != given.output.resolve():
             shutil.copy(path, given.output / path.name)
-    (given.output / "README.md").write_text(page, encoding="utf-8")
+    write(given.output / "README.md", page)
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -17,9 +18,9 @@ ROOT = Path(__file__).parents[3]
 def written(page: str, found: Path, output: Path, *more: str) -> str:
     """The page, made by the script in a process of its own."""
     command = [sys.executable, str(ROOT / "evidence" / "pages" / "media.py"), page]
-    made = subprocess.run(
-        [*command, "--found", str(found), "--output", str(output), *more], capture_output=True, text=True, check=False
-    )
+    command += ["--found", str(found), "--output", str(output), *more]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "evidence")}
+    made = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert made.returncode == 0, made.stderr
     assert json.loads((output / f"{page}.json").read_text())
     text = (output / "README.md").read_text(encoding="utf-8")

@@ -1,0 +1,71 @@
+"""The page of segmentation says what was measured, what was not, and first what cannot be concluded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def page(script: Any) -> Any:
+    return script("pages.segmentation")
+
+
+def scene(arm: str, seed: int, miou: float) -> dict[str, Any]:
+    averaged = {"miou": miou, "macc": 0.7, "aacc": 0.9}
+    recipe, settings = {"batch_size": 16, "lr": 1e-3}, {"crop": [320, 320], "zoom": [0.9, 1.6]}
+    about = {"parameters": 1.7e7, "images_per_second": 99.0, "peak_memory": 3 * 2**30, "steps": 2000, "photos": 233}
+    classes = {"sky": 0.9, "pole": 0.2}
+    return {"arm": arm, "seed": seed, "last": averaged, "averaged": averaged, "classes": classes, **about} | {
+        "recipe": recipe,
+        "settings": settings,
+    }
+
+
+def test_a_page_of_segmentation_has_every_part_that_was_measured(page: Any, tmp_path: Path) -> None:
+    cells = [scene(arm, seed, 0.5 + 0.01 * seed) for seed in range(3) for arm in ("mavit_tiny", "resnet50")]
+    rows = [{"name": "mavit_tiny", "images_per_second": 207.0, "peak_gb": 3.2, "size": [320, 320], "batch": 16}]
+    wide = {"size": [512, 2048], "batch": 2, "parameters": 5e7, "gmacs": 940.0, "peak_gb": 11.0}
+    upernet = [
+        {"name": name, "images_per_second": speed, "turns": [speed, speed], **wide}
+        for name, speed in (("mavit_small_linear", 9.0), ("mavit_small", 8.0), ("swin_small", 8.5))
+    ]
+    growth = [
+        {"name": "linear", "side": 512, "peak_gb": 0.3, "seconds": 0.02, "model": "mavit_tiny_linear"},
+        {"name": "softmax, weights kept", "side": 512, "error": "out of memory", "model": "mavit_tiny_linear"},
+    ]
+    output = tmp_path / "evidence"
+    output.mkdir()
+    (output / "camvid.json").write_text(json.dumps({"cells": cells}))
+    early = page.written(tmp_path / "page", output)
+    assert "Not measured yet: alone, upernet, growth" in early
+    assert "| mavit_tiny | 3 | 51.0 ± 1.0 | 50.0 to 52.0 | 90.0 ± 0.0 | 17.0 | 99* | 3.0* |" in early
+    for name, part in (("alone", rows), ("upernet", upernet), ("growth", growth)):
+        (output / f"{name}.json").write_text(json.dumps({"rows": part}))
+    text = page.written(tmp_path / "page", output)
+    assert "Not measured yet" not in text
+    assert text.index("What cannot be concluded") < text.index(
+        "| mavit_tiny | 3 | 51.0 ± 1.0 | 50.0 to 52.0 | 90.0 ± 0.0 | 17.0 | 207 |"
+    )
+    assert "is met: 51.0%" in text
+    assert "the linear one ahead of both, is met" in text
+    assert "| 512 | 0.30 GB, 0.02 s | out of memory |" in text
+    upernet[1]["images_per_second"] = 10.0
+    (output / "upernet.json").write_text(json.dumps({"rows": upernet}))
+    assert "is missed: ahead of 1 of 2" in page.written(tmp_path / "page", output)
+
+
+def test_a_page_says_by_what_the_recipe_was_chosen(page: Any) -> None:
+    cells = [scene("mavit_tiny", 0, 0.6)]
+    assert "no variant was tried" in page.page({"camvid": {"cells": cells}})
+    chosen = {"name": "wider", "set": ["zoom=0.5,2.0"], "validation": {"small": 0.5, "wider": 0.55}}
+    text = page.page({"camvid": {"cells": cells, "chosen": chosen}})
+    assert "The recipe, wider (`zoom=0.5,2.0`), was chosen" in text
+    assert "mIoU of small 50.0, wider 55.0" in text
+
+
+def test_a_mean_below_the_floor_is_called_missed(page: Any) -> None:
+    assert "is missed: 49.0%" in page.page({"camvid": {"cells": [scene("mavit_tiny", 0, 0.49)]}})
