@@ -121,7 +121,7 @@ def chosen(arms: str | None) -> list[str]:
 def cell_of(given: argparse.Namespace, arm: str, seed: int) -> Cell:
     """An arm with a seed, and what its process is told."""
     folder = given.output / ("probe" if given.probe else "runs") / f"{arm}-{seed}"
-    told = ["cell", "--data", given.data, "--output", str(folder), "--arms", arm, "--seeds", str(seed)]
+    told = ["train", "--data", given.data, "--output", str(folder), "--arms", arm, "--seeds", str(seed)]
     for name in ("steps", "made", "sample_steps", "batch", "workers", "reference", "limit"):
         if getattr(given, name) is not None:
             told += [f"--{name.replace('_', '-')}", str(getattr(given, name))]
@@ -336,7 +336,7 @@ def sampled(network: nn.Module, given: argparse.Namespace, device: torch.device)
 def arguments() -> argparse.ArgumentParser:
     """What can be asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("train", "speed", "check", "cell"))
+    parser.add_argument("what", choices=("train", "speed", "check"))
     parser.add_argument("--data", default="cifar-10", help="folder of CIFAR-10 in its binary or its Python layout")
     parser.add_argument("--output", type=Path, default=Path("outputs"))
     parser.add_argument("--arms", help=f"some of {', '.join(ARMS)}, with commas; all unless told")

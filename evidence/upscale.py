@@ -83,7 +83,7 @@ def main() -> int:
 def cell_of(given: argparse.Namespace, arm: str, seed: int) -> Cell:
     """An arm with a seed, and what its process is told."""
     folder = given.output / f"x{given.scale}" / f"{arm.replace(' + ', '_').replace(' ', '_')}-{seed}"
-    told = ["--cell", "--data", given.data, "--output", str(folder), "--arms", arm, "--seeds", str(seed)]
+    told = ["--data", given.data, "--output", str(folder), "--arms", arm, "--seeds", str(seed)]
     told += ["--steps", str(given.steps), "--scale", str(given.scale), "--workers", str(given.workers)]
     for option, changes in (("--set", given.set), ("--model-arg", given.model_arg)):
         for change in changes or []:
@@ -263,7 +263,6 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--probe", action="store_true", help="only measure a step of each arm, and say how long it takes"
     )
-    parser.add_argument("--cell", action="store_true", help=argparse.SUPPRESS)
     return parser
 
 
