@@ -229,6 +229,12 @@ def test_a_tokenizer_whose_numbers_have_gaps_is_told():
         Spelling(tokenizer(model=model))
 
 
+def test_a_tokenizer_that_makes_its_library_give_up_is_told():
+    model = json.loads(tokenizer())["model"]
+    with pytest.raises(ValueError, match=r"tokenizer: .*it does not fit together \("):
+        Spelling(tokenizer(model={**model, "continuing_subword_prefix": "x" * 5000}))
+
+
 def test_a_tokenizer_of_ten_million_merges_is_told_before_it_is_read():
     with pytest.raises(ValueError, match="tokenizer: expected at most 8,388,608 characters, got"):
         Spelling('{"model": {"type": "BPE", "merges": [' + '"a b",' * 2 * 10**6 + "]}}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -63,7 +64,8 @@ class Spelling:
         if kind != "BPE":
             raise ValueError(f"tokenizer: expected one of the kind BPE, got {str(kind)[:40]}")
         try:
-            found: Any = Tokenizer.from_str(self.text)
+            with _panics_told():
+                found: Any = Tokenizer.from_str(self.text)
         except Exception as error:  # the library raises Exception itself
             said = (str(error).splitlines() or [type(error).__name__])[0][:120]
             raise ValueError(f"tokenizer: it cannot be read ({said})") from None
@@ -85,7 +87,8 @@ class Spelling:
         if self.plain:
             return [[self._number(word) for word in text.split()] for text in texts]
         try:
-            found: list[Any] = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+            with _panics_told():
+                found: list[Any] = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         except TypeError:  # what the library says to half a pair of surrogates
             raise ValueError("text: expected Unicode, got half a pair of surrogates") from None
         return [one.ids for one in found]
@@ -118,7 +121,8 @@ class Spelling:
             return bytes(kept).decode("utf-8", "replace")
         if self.plain:
             return " ".join(map(str, kept))
-        return self._tokenizer.decode(kept)
+        with _panics_told():
+            return self._tokenizer.decode(kept)
 
     def pieces(self, tokens: Iterator[int]) -> Iterator[str]:
         """Text as it comes, never half a letter."""
@@ -128,6 +132,17 @@ class Spelling:
         if not word.isdecimal() or int(word) >= self.size:
             raise ValueError(f"prompt: expected numbers from 0 to {self.size - 1}, got {word[:40]!r}")
         return int(word)
+
+
+@contextmanager
+def _panics_told() -> Generator[None]:
+    """Tell where the library gives up, which it says in a way that no `except Exception` hears."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"tokenizer: it does not fit together ({str(error)[:120]})") from None
 
 
 def _sizes(text: str, tokenizer: Any) -> tuple[int, int]:
