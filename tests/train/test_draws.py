@@ -45,6 +45,10 @@ def test_repeats_come_in_a_row_with_seeds_of_their_own(seed: int):
     assert len({draw.seed for draw in found}) == 100
 
 
+def test_more_repeats_than_images_are_one_image(seed: int):
+    assert len({draw.index for draw in drawn(10, seed, 0, repeats=2**80)}) == 1
+
+
 def test_batches_are_whole_and_follow_the_epoch(seed: int):
     batches = Batches(Draws(50, seed), 8, drop_last=True)
     first = list(batches)

@@ -70,7 +70,9 @@ class Draws(Sampler[Draw]):
     def __iter__(self) -> Iterator[Draw]:
         start = mix(np.array([self.seed & WORD], np.uint64)) + np.array([self.epoch & WORD], np.uint64)
         words = stream(mix(start) + np.arange(self.count, dtype=np.uint64) * np.uint64(GOLDEN), 0)
-        order = np.argsort(words, kind="stable").repeat(self.repeats)[: self.count]
+        repeats = min(self.repeats, max(self.count, 1))
+        chosen = np.argsort(words, kind="stable")[: -(-self.count // repeats)]
+        order = chosen.repeat(repeats)[: self.count]
         seeds = stream(words, 1) >> np.uint64(1)
         for first in range(0, self.count, 4096):  # whole arrays of Python numbers would take much memory
             part = slice(first, first + 4096)
