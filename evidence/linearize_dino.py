@@ -32,7 +32,18 @@ import affinear
 from affinear.linearizing.distil import relative_error
 from packing.pack_teachers import dino_network
 from running.machine import wait
-from running.stages import MECHANISMS, Clock, Rows, Stage, layer_loss, layers_apart, layers_of, taught
+from running.stages import (
+    MECHANISMS,
+    Clock,
+    Rows,
+    Stage,
+    layer_loss,
+    layers_apart,
+    layers_of,
+    probed,
+    stages_of,
+    taught,
+)
 
 KEPT = 256  # pixels of an image as it is kept
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -129,12 +140,6 @@ def neighbours(known: Tensor, classes: Tensor, asked: Tensor, expected: Tensor) 
 # ------------------------------------------------------------------------------------------------ teaching
 
 
-def stages(given: argparse.Namespace) -> tuple[Stage, Stage]:
-    """Layers first, then the final features."""
-    one, two = given.steps
-    return Stage("layers", one, given.lr[0], given.new_lr[0]), Stage("whole", two, given.lr[1], given.new_lr[1])
-
-
 def loss_of(stage: Stage, teacher: nn.Module, student: nn.Module, pets: Pets, batch: int, step: int) -> Tensor:
     """A step's loss."""
     images = pets.drawn(batch, step)
@@ -167,7 +172,7 @@ def student_of(given: argparse.Namespace, mechanism: str, teacher: nn.Module, pe
             rows.add(mechanism=mechanism, row=row, **judged, layers=apart, **more)
 
     tell("swapped")
-    for stage in stages(given) if teach else ():
+    for stage in stages_of(given.steps, given.lr, given.new_lr) if teach else ():
         learned = layers_of(student) if stage.name == "layers" else [name for name, _ in student.named_parameters()]
         told = taught(
             student,
@@ -188,16 +193,13 @@ def probe(given: argparse.Namespace, teacher: nn.Module, pets: Pets) -> None:
     total = 0.0
     for mechanism in given.mechanisms:
         student = swap(teacher, mechanism, given)
-        for stage in stages(given):
-            times: list[float] = []
-            for step in range(4):
-                wait(pets.device)
-                began = time.monotonic()
-                loss_of(stage, teacher, student, pets, given.batch, step).backward()
-                wait(pets.device)
-                times.append(time.monotonic() - began)
-            total += stage.steps * min(times)
-            print(f"{mechanism} {stage.name}: {1e3 * min(times):.0f} ms a step, first {times[0]:.1f} s", flush=True)
+        for stage in stages_of(given.steps, given.lr, given.new_lr):
+            total += probed(
+                mechanism,
+                stage,
+                lambda step, stage=stage, student=student: loss_of(stage, teacher, student, pets, given.batch, step),
+                pets.device,
+            )
     began = time.monotonic()
     with torch.no_grad():
         teacher(pets.seen("validation", 0, given.judge_batch))

@@ -39,7 +39,18 @@ from affinear.tasks.speech.metric import Errors, compare
 from affinear.tasks.speech.text import plain
 from packing.pack_teachers import BANDS, BEGIN, END, FRAMES, PLAIN, STEP, Spelling, read_windows, whisper_network
 from running.machine import wait
-from running.stages import MECHANISMS, Clock, Rows, Stage, layer_loss, layers_apart, layers_of, taught
+from running.stages import (
+    MECHANISMS,
+    Clock,
+    Rows,
+    Stage,
+    layer_loss,
+    layers_apart,
+    layers_of,
+    probed,
+    stages_of,
+    taught,
+)
 
 HELD_OUT = ("syreen", "supox", "yehat", "yehatrebels", "shofixti")  # as in speech.py
 FEATURES = "model.encoder.layer_norm"
@@ -154,12 +165,6 @@ def listen(network: Any, sounds: Tensor) -> Any:
     return network.model.encoder(sounds)
 
 
-def stages(given: argparse.Namespace) -> tuple[Stage, Stage]:
-    """Layers first, then the encoder's output and the decoder's words."""
-    one, two = given.steps
-    return Stage("layers", one, given.lr[0], given.new_lr[0]), Stage("whole", two, given.lr[1], given.new_lr[1])
-
-
 def loss_of(stage: Stage, teacher: nn.Module, student: nn.Module, windows: Windows, batch: int, step: int) -> Tensor:
     """A step's loss."""
     sounds, ids, asked = windows.drawn(batch, step)
@@ -192,7 +197,7 @@ def student_of(given: argparse.Namespace, mechanism: str, teacher: nn.Module, wi
     tell("swapped")
     names = [name for name, _ in student.named_parameters() if name.startswith("model.encoder.")]
     free = [name for name in names if "embed_positions" not in name]
-    for stage in stages(given) if teach else ():
+    for stage in stages_of(given.steps, given.lr, given.new_lr) if teach else ():
         told = taught(
             student,
             stage,
@@ -286,16 +291,13 @@ def probe(given: argparse.Namespace, teacher: nn.Module, windows: Windows) -> No
     total = 0.0
     for mechanism in given.mechanisms:
         student = swap(teacher, mechanism, given)
-        for stage in stages(given):
-            times: list[float] = []
-            for step in range(4):
-                wait(windows.device)
-                began = time.monotonic()
-                loss_of(stage, teacher, student, windows, given.batch, step).backward()
-                wait(windows.device)
-                times.append(time.monotonic() - began)
-            total += stage.steps * min(times)
-            print(f"{mechanism} {stage.name}: {1e3 * min(times):.0f} ms a step, first {times[0]:.1f} s", flush=True)
+        for stage in stages_of(given.steps, given.lr, given.new_lr):
+            total += probed(
+                mechanism,
+                stage,
+                lambda step, stage=stage, student=student: loss_of(stage, teacher, student, windows, given.batch, step),
+                windows.device,
+            )
     began = time.monotonic()
     told = judge(teacher, windows, given.judge_batch)
     judged = time.monotonic() - began

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import secrets
 import signal
 import socket
+import sys
 import traceback
 import warnings
 from collections.abc import Callable
@@ -48,6 +50,22 @@ def interrupts() -> None:
     """Ctrl-C is heard by tests, and by what they start, in a job of the background as well, which ignores it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def module_at() -> Callable[[Path], Any]:
+    """Load a file that lies in no package as a module of its own."""
+
+    def load(path: Path) -> Any:
+        name = f"{path.parent.name}_{path.stem}"
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look themselves up there
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 InRanks = Callable[[int, Callable[[], Any]], list[Any]]

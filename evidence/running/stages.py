@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from affinear.linearizing.distil import layer_errors, swapped_layers
 from running.files import keep
-from running.machine import machine
+from running.machine import machine, wait
 
 MECHANISMS = ("mala", "nala", "inline", "linear")
 SAVE_EVERY = 60.0  # seconds between two savings
@@ -193,3 +193,28 @@ def layer_loss(teacher: nn.Module, student: nn.Module, call: Callable[[nn.Module
 def layers_apart(teacher: nn.Module, student: nn.Module, call: Callable[[nn.Module], Any]) -> list[float]:
     """The relative error of every layer, in order."""
     return [round(float(error), 4) for error in layer_errors(teacher, student, call).values()]
+
+
+def stages_of(steps: Sequence[int], rates: Sequence[float], new_rates: Sequence[float]) -> tuple[Stage, Stage]:
+    """Layers first, then the whole network: steps, rate and rate of what the swap added, of each."""
+    return Stage("layers", steps[0], rates[0], new_rates[0]), Stage("whole", steps[1], rates[1], new_rates[1])
+
+
+def probed(title: str, stage: Stage, loss: Callable[[int], Tensor], device: torch.device) -> float:
+    """Seconds that a stage would take, from four steps of it, which are told.
+
+    Args:
+        title: Whose stage it is.
+        stage: Which.
+        loss: Of a step, by its number.
+        device: Where.
+    """
+    times: list[float] = []
+    for step in range(4):
+        wait(device)
+        began = time.monotonic()
+        loss(step).backward()
+        wait(device)
+        times.append(time.monotonic() - began)
+    print(f"{title} {stage.name}: {1e3 * min(times):.0f} ms a step, first {times[0]:.1f} s", flush=True)
+    return stage.steps * min(times)

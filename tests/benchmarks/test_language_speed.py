@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,8 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "language_speed.py
 
 
 @pytest.fixture(scope="module")
-def script() -> Any:
-    spec = importlib.util.spec_from_file_location("language_speed", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["language_speed"] = module
-    spec.loader.exec_module(module)
-    return module
+def script(module_at: Callable[[Path], Any]) -> Any:
+    return module_at(SCRIPT)
 
 
 @pytest.mark.parametrize("who", ["mala", "mala graph", "llama", "llama static"])

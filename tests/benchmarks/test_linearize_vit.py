@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,8 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "linearize_vit.py"
 
 
 @pytest.fixture(scope="module")
-def script() -> Any:
-    spec = importlib.util.spec_from_file_location("linearize_vit", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["linearize_vit"] = module
-    spec.loader.exec_module(module)
-    return module
+def script(module_at: Callable[[Path], Any]) -> Any:
+    return module_at(SCRIPT)
 
 
 def timed(pixels: int, ours: float, theirs: float) -> dict[str, Any]:

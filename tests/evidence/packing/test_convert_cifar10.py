@@ -1,9 +1,9 @@
 """The script that turns a package of sheets into CIFAR-10's standard files."""
 
-import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,13 +16,9 @@ ROWS = 20
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def script(module_at: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script, for sheets of few images."""
-    spec = importlib.util.spec_from_file_location("convert_cifar10", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = module_at(SCRIPT)
     monkeypatch.setattr(module, "ROWS", ROWS)
     return module
 
@@ -38,9 +34,7 @@ def package(folder: Path, seed: int) -> np.ndarray:
     return sheets
 
 
-def test_the_files_are_opened_as_cifar_10(
-    tmp_path: Path, seed: int, script: ModuleType, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_files_are_opened_as_cifar_10(tmp_path: Path, seed: int, script: Any, monkeypatch: pytest.MonkeyPatch):
     sheets = package(tmp_path / "package", seed)
     monkeypatch.setattr(script, "MEANS", tuple(sheets[:5].mean(axis=(0, 1, 2, 3)) / 255))
     script.convert(tmp_path / "package", tmp_path / "out")
@@ -53,7 +47,7 @@ def test_the_files_are_opened_as_cifar_10(
         assert source.labels.tolist() == [n % 10 for n in range(len(expected))]
 
 
-def test_other_images_are_refused_and_nothing_is_written(tmp_path: Path, seed: int, script: ModuleType):
+def test_other_images_are_refused_and_nothing_is_written(tmp_path: Path, seed: int, script: Any):
     package(tmp_path / "package", seed)
     with pytest.raises(ValueError, match="expected the channels' means"):
         script.convert(tmp_path / "package", tmp_path / "out")

@@ -123,3 +123,19 @@ def test_windows_of_a_part_that_is_missing_are_left_out(
     assert kept == rows[:1]
     assert torch.equal(found[0], steps)
     assert "windows-1.bz2 is not in" in capsys.readouterr().out
+
+
+def test_a_probe_tells_what_a_stage_would_take(script: Any, capsys: pytest.CaptureFixture[str]):
+    stages, weight = script("running.stages"), torch.ones(1, requires_grad=True)
+    layers, whole = stages.stages_of((30, 7), (1e-3, 1e-4), (1e-2, 1e-3))
+    assert (layers.name, layers.steps, whole.name, whole.steps) == ("layers", 30, "whole", 7)
+    seen: list[int] = []
+
+    def loss(step: int) -> torch.Tensor:
+        seen.append(step)
+        return weight.square().sum()
+
+    assert stages.probed("mala", layers, loss, torch.device("cpu")) > 0
+    assert seen == [0, 1, 2, 3]
+    assert weight.grad is not None
+    assert "mala layers:" in capsys.readouterr().out

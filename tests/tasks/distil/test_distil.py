@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,8 @@ from affinear.train import Run, train
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str, Path]:
-    spec = importlib.util.spec_from_file_location("tiny_for_distil", Path(__file__).with_name("tiny.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
+def tiny(module_at: Callable[[Path], Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str, Path]:
+    made = module_at(Path(__file__).with_name("tiny.py"))
     folder = tmp_path_factory.mktemp("distil")
     (folder / "data").mkdir()
     return made, made.data(folder / "data"), folder
