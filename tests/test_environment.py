@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,16 @@ def test_every_requirement_is_pinned():
     required = {re.split(r"[^\w.-]", line)[0] for line in importlib.metadata.requires("affinear") or []}
     assert required <= pins
     assert {"torch", "torchvision"} <= pins  # together, or pip trades a CPU torch for a CUDA one
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_an_environment_that_is_a_link_is_ignored_by_git(tmp_path: Path):
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    (tmp_path / ".gitignore").write_text((ROOT / ".gitignore").read_text())
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / ".venv").symlink_to(tmp_path / "elsewhere")
+    told = subprocess.run(["git", "status", "--porcelain"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["??", ".gitignore"]
 
 
 def test_version_is_the_same_everywhere():

@@ -50,6 +50,14 @@ def test_a_vocabulary_that_grew_is_learnt_in_chunks_as_before(tied: bool):
     torch.testing.assert_close(out.loss, wanted)
 
 
+def test_a_vocabulary_that_grew_is_not_drawn_anew():
+    model = made(tie_word_embeddings=False)
+    model.resize_token_embeddings(VOCABULARY + 5, mean_resizing=False)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    model.post_init()  # as whoever builds a model of ours into theirs calls it
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
 def test_a_head_that_somebody_put_there_is_called():
     model, tokens = made(tie_word_embeddings=False), torch.randint(VOCABULARY, (2, 9))
     model.lm_head = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, VOCABULARY))
@@ -98,6 +106,24 @@ def test_weights_begin_as_they_should():
     assert 0.9 < float(taps[0]) < 1.1 > 0.1 > float(taps[1:].abs().max())
 
 
+def test_the_configuration_says_what_is_returned():
+    tokens = torch.randint(VOCABULARY, (1, 9))
+    model = made(output_hidden_states=True)
+    assert len(model(tokens).hidden_states) == len(model.model(tokens).hidden_states) == 3
+    assert model(tokens, output_hidden_states=False).hidden_states is None
+    plain: Any = made(return_dict=False)
+    for network in (plain, plain.model):
+        found = network(tokens)
+        assert type(found) is tuple
+        assert torch.equal(found[0], network(tokens, return_dict=True)[0])
+    assert type(plain.token_losses(tokens)) is Tensor
+    assert plain.generate(tokens, max_new_tokens=2, pad_token_id=0).shape == (1, 11)
+    asking = made()
+    asking.config.output_attentions = True
+    with pytest.raises(ValueError, match="output_attentions: expected False"):
+        asking(tokens)
+
+
 def test_half_precision_is_near_the_whole():
     model, tokens = made(conv_size=3, qk_norm=True, softmax_every=2), torch.randint(VOCABULARY, (2, 30))
     with torch.no_grad():
@@ -130,6 +156,19 @@ def test_the_trainer_trains_it(tmp_path: Path):
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert losses[-1] < 0.8 * losses[0]
     assert any("eval_loss" in entry for entry in trainer.state.log_history)
+
+
+def test_labels_may_come_shifted():
+    model, tokens = made(conv_size=3), torch.randint(VOCABULARY, (2, 9))
+    after = torch.cat((tokens[:, 1:], torch.full((2, 1), -100)), dim=1)
+    wanted = model(tokens, labels=tokens).loss
+    torch.testing.assert_close(model(tokens, shift_labels=after).loss, wanted)
+    torch.testing.assert_close(model(tokens, labels=tokens.flip(1), shift_labels=after).loss, wanted)
+    after[:, -1] = 3  # a piece's last token foretells the first of the next piece
+    told = model(tokens, shift_labels=after, logits_to_keep=0)
+    torch.testing.assert_close(told.loss, F.cross_entropy(told.logits.flatten(0, 1), after.flatten()))
+    with pytest.raises(ValueError, match="targets"):
+        model(tokens, shift_labels=after[:, 1:])
 
 
 def test_documents_may_be_flattened_by_transformers():

@@ -65,7 +65,8 @@ def test_chance_is_the_callers():
         chance = torch.Generator().manual_seed(seed)
         return [int(x) for x in stream_tokens(model, tokens, max_new_tokens=8, generator=chance, **way)]
 
-    assert said(1, temperature=1.0) == said(1, temperature=1.0) != said(2, temperature=1.0)
+    hot = 1e3  # all tokens are alike: some fresh models would say the same one again and again, whatever the chance
+    assert said(1, temperature=hot) == said(1, temperature=hot) != said(2, temperature=hot)
     assert said(1, temperature=5.0, top_k=1) == said(2)
 
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import random
-import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 from torch import Tensor, nn
 
 from affinear import tasks
 from affinear.models.making import MOST_NUMBERS
-from affinear.tasks.language.harness import harness_model
 from affinear.tasks.language.likelihood import likelihoods, tokens_of
 from affinear.tasks.language.network import IGNORED, made
 from affinear.tasks.language.questions import read
@@ -109,6 +106,11 @@ def test_answers_of_piqa_may_lie_in_a_file_of_their_own(tmp_path: Path):
         ("piqa", '{"goal": "a", "sol1": "b", "sol2": "c", "label": 2}', "expected a question of piqa"),
         ("hellaswag", "[]", "expected a question of hellaswag"),
         ("winogrande", json.dumps({"sentence": "none", "option1": "a", "option2": "b", "answer": "1"}), "winogrande"),
+        (
+            "winogrande",
+            json.dumps({"sentence": "a _ b", "option1": "a", "option2": "b", "answer": "0"}),
+            "expected a question of winogrande, as published .ValueError.",
+        ),
         ("piqa", "", "expected questions of piqa, got none"),
     ],
 )
@@ -138,6 +140,8 @@ def test_ten_lines_of_each_are_judged_as_the_definition_says(tmp_path: Path, tes
     if test == "lambada":
         assert score["accuracy"] == 0.0  # it never says a whole word
         assert score["perplexity"] == pytest.approx(math.exp(-sum(totals) / 10), rel=1e-4)
+    elif test == "winogrande":  # its answers are the same text after other contexts, so there is nothing to divide by
+        assert score.numbers == {"accuracy": by_sum / 10}
     else:
         assert (score["accuracy"], score["accuracy_normed"]) == (by_sum / 10, by_length / 10)
 
@@ -158,28 +162,29 @@ def test_likelihoods_are_sums_over_the_answer_alone_and_spaces_belong_to_it():
     assert cut[0].total != pytest.approx(found[2].total, rel=1e-6)
 
 
+def test_a_token_over_the_border_is_counted_as_lm_eval_does():
+    """The context's own tokens, and then what the whole has beyond as many."""
+    kit: Any = tokenizers
+    words = kit.Tokenizer(
+        kit.models.BPE({"<|end|>": 0, "a": 1, "b": 2, "ab": 3, "c": 4, "aba": 5}, [("a", "b"), ("ab", "a")])
+    )
+    spelling = Spelling(words.to_str())
+    assert spelling.encode(["a", "abc", "aba", "ab"]) == [[1], [3, 4], [5], [3]]
+    assert tokens_of(spelling, "a", "bc") == ([0, 1, 4], 2)
+    assert tokens_of(spelling, "ab", "c") == ([0, 3, 4], 2)
+    assert tokens_of(spelling, "ab", "a") == ([0, 5], 1)  # lm-eval would give up here: nothing is left of the answer
+
+
+def test_only_a_new_line_ends_a_line(tmp_path: Path):
+    lines = [{"text": "one\u2028two\x85three"}, {"text": "four five"}]
+    (tmp_path / "x.jsonl").write_text("\r\n".join(json.dumps(x, ensure_ascii=False) for x in lines), encoding="utf-8")
+    assert [one.answers for one in read("lambada", tmp_path / "x.jsonl").asked] == [
+        (" one\u2028two\x85three",),
+        (" five",),
+    ]
+
+
 def test_questions_are_not_learnt_from(tmp_path: Path):
     data = TASK.open(written(tmp_path, "piqa"), TASK.settings())
     with pytest.raises(ValueError, match="is to be judged by alone; train on text and then use `affinear eval`"):
         TASK.settle(Job("affinear_tiny", {}, Recipe(), TASK.settings()), data)
-
-
-def test_lm_eval_is_given_what_it_asks_for(monkeypatch: pytest.MonkeyPatch):
-    """With a stand-in for its base class, since the package is not at hand."""
-    network = Favours("ab")
-    if "lm_eval" not in sys.modules:
-        with pytest.raises(ValueError, match="lm-eval is not installed"):
-            harness_model(trained(network))
-    api, package, module = ModuleType("lm_eval.api"), ModuleType("lm_eval"), ModuleType("lm_eval.api.model")
-    package.__spec__ = SimpleNamespace()  # type: ignore[assignment]
-    vars(module)["LM"] = type("LM", (), {})
-    for name, one in (("lm_eval", package), ("lm_eval.api", api), ("lm_eval.api.model", module)):
-        monkeypatch.setitem(sys.modules, name, one)
-    model = harness_model(trained(network))
-    share = float(network.scores.log_softmax(0)[ord("a")])
-    count = random.randrange(1, 9)
-    requests = [SimpleNamespace(args=("context", "a" * count)), SimpleNamespace(args=("", "z"))]
-    (total, greedy), (_, other) = model.loglikelihood(requests)
-    assert total == pytest.approx(count * share, rel=1e-4)
-    assert (greedy, other) == (True, False)
-    assert model.loglikelihood_rolling([SimpleNamespace(args=("aa",))])[0] == pytest.approx(2 * share, rel=1e-4)

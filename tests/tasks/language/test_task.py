@@ -53,6 +53,15 @@ def test_a_tokenizer_is_learnt_once_and_goes_with_the_job(tmp_path: Path, monkey
         TASK.work(settled, data, torch.device("cpu")).train_loader()
 
 
+def test_what_is_judged_is_told_as_what_it_is():
+    sums = Sums(8, torch.device("cpu"))
+    losses, fresh = torch.ones(2, 8), torch.zeros(2, 8, dtype=torch.bool)
+    sums.add(losses, torch.ones(2, 8), torch.ones(2, 8, dtype=torch.long), fresh)
+    score = sums.score(Accelerator(), rows=2)
+    assert (score.count, score.counted) == (2, "rows")
+    assert [(part.count, part.counted) for part in score.parts] == [(16, "tokens")]
+
+
 @pytest.mark.parametrize("change", [{"tokenizer": 3}, {"tokenizer": "{}"}, {"vocabulary": 10**9}, {"end": 0}])
 def test_facts_out_of_a_file_are_checked(change: dict[str, Any]):
     with pytest.raises(ValueError, match=r"tokenizer|vocabulary"):

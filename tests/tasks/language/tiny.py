@@ -24,12 +24,18 @@ CHANGES: dict[str, Any] = {
 
 def data(folder: Path) -> str:
     """Write a corpus, and say what `--data` takes."""
+    corpus(folder)
+    return str(folder)
+
+
+def corpus(folder: Path) -> list[str]:
+    """Write one, and give its texts."""
     os.environ["AFFINEAR_CACHE"] = str(folder.parent / "cache")
     random = np.random.default_rng()
     texts = ["".join(map(chr, random.integers(97, 123, random.integers(5, 60)))) for _ in range(24)]
     lines = "\n".join(json.dumps({"text": text}) for text in texts)
     (folder / "corpus.jsonl").write_text(lines, encoding="utf-8")
-    return str(folder)
+    return texts
 
 
 def wrong(folder: Path) -> str:

@@ -19,6 +19,8 @@ from .places import documents
 from .share import Share, share_of
 from .tokens import check_length
 
+MADE = "_is_hf_initialized"  # transformers' mark on modules whose weights are not to be drawn anew
+
 
 class Head(nn.Linear):
     """From tokens to logits, or, with targets, to the loss of each, without all logits in memory."""
@@ -71,6 +73,7 @@ class AffinearForCausalLM(AffinearPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        shift_labels: Tensor | None = None,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Logits of the next tokens, or the loss of having to foretell `labels`.
 
@@ -85,11 +88,13 @@ class AffinearForCausalLM(AffinearPreTrainedModel, GenerationMixin):
             use_cache: The same.
             output_hidden_states: The same.
             output_attentions: The same.
-            return_dict: False for a plain tuple.
+            return_dict: False for a plain tuple; None for the configuration's word.
             logits_to_keep: Of how many of the latest tokens to make logits, 0 for all, or which tokens, (K,). None is
                 all, but none beside a loss: those of a long text would not fit into memory.
             cu_seqlens: Where packed documents begin.
             num_items_in_batch: What to divide the sum of losses by; None for the number of targets.
+            shift_labels: (B, N), what each token should foretell, shifted already, in place of `labels`: how trainers
+                that cut texts into pieces tell the token after a piece.
 
         Returns:
             `loss` and `logits`, either of which may be None, `past_key_values` and `hidden_states`.
@@ -98,32 +103,34 @@ class AffinearForCausalLM(AffinearPreTrainedModel, GenerationMixin):
             ValueError: If the arguments do not fit.
         """
         context = self.model.context
-        if labels is not None and cu_seqlens is None and past_key_values is None and context is None:
+        wanted = labels if shift_labels is None else shift_labels
+        if wanted is not None and cu_seqlens is None and past_key_values is None and context is None:
             mask = None if attention_mask is None else attention_mask.bool()
-            cu_seqlens = documents(labels, position_ids, mask)
+            cu_seqlens = documents(wanted, position_ids, mask)
         out = self.model(
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache,
-            output_hidden_states, output_attentions, cu_seqlens=cu_seqlens,
+            output_hidden_states, output_attentions, return_dict=True, cu_seqlens=cu_seqlens,
         )  # fmt: skip
         assert isinstance(out, BaseModelOutputWithPast)
         hidden = out.last_hidden_state
         assert hidden is not None
         loss: Any = None
-        if labels is not None:
-            share = None if context is None else share_of(labels, context, 0)
-            targets = shifted(labels, cu_seqlens, share)
+        if wanted is not None:
+            share = None if context is None else share_of(wanted, context, 0)
+            targets = shifted(wanted, cu_seqlens, share) if shift_labels is None else shift_labels
             total = self._losses(hidden, targets).sum()
             count: Any = (targets != IGNORED).sum()
             if share is not None:  # the loss of the whole text, on every rank
                 total, count = share.sum(total), share.sum(count)
             loss = total / (count if num_items_in_batch is None else num_items_in_batch)
         logits = None
-        if labels is None or logits_to_keep is not None:
+        if wanted is None or logits_to_keep is not None:
             logits = self.lm_head(_latest(hidden, logits_to_keep))
         result = CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states
         )
-        return result if return_dict is not False else result.to_tuple()
+        plain = not self.config.return_dict if return_dict is None else not return_dict
+        return result.to_tuple() if plain else result
 
     @torch.no_grad()
     def token_losses(
@@ -146,7 +153,7 @@ class AffinearForCausalLM(AffinearPreTrainedModel, GenerationMixin):
         """
         if self.model.context is not None:
             raise ValueError("model: expected one on one device to tell the losses of tokens, got one over a mesh")
-        out = self.model(input_ids, attention_mask, use_cache=False, cu_seqlens=cu_seqlens)
+        out = self.model(input_ids, attention_mask, use_cache=False, return_dict=True, cu_seqlens=cu_seqlens)
         there = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
         targets = shifted(input_ids.masked_fill(~there, IGNORED), cu_seqlens).masked_fill(~there, IGNORED)
         losses = self._losses(out.last_hidden_state, targets)
@@ -167,6 +174,8 @@ class AffinearForCausalLM(AffinearPreTrainedModel, GenerationMixin):
             head = Head(1, 1, bias=False, device="meta")
             head.in_features, head.out_features = new_embeddings.in_features, new_embeddings.out_features
             head.weight = new_embeddings.weight
+            if getattr(new_embeddings, MADE, False):
+                setattr(head, MADE, True)
             new_embeddings = head
         self.lm_head = new_embeddings
 
@@ -189,6 +198,11 @@ class AffinearForCausalLM(AffinearPreTrainedModel, GenerationMixin):
         if tokens is not None:
             _check_prompt(tokens, kwargs.get("past_key_values"), kwargs.get("attention_mask"))
         return super().generate(inputs, *args, **kwargs)  # pyright: ignore
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        """How transformers asks whether a cache of keys, plain or quantized, would do."""
+        return False
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any

@@ -86,9 +86,9 @@ class AffinearModel(AffinearPreTrainedModel):
             past_key_values: What came before.
             inputs_embeds: (B, N, C), in place of `input_ids`.
             use_cache: Whether to return a cache; None for the configuration's word outside training.
-            output_hidden_states: Whether to return the tokens between all layers.
+            output_hidden_states: Whether to return the tokens between all layers; None for the configuration's word.
             output_attentions: Not served: linear attention has no such matrix.
-            return_dict: False for a plain tuple.
+            return_dict: False for a plain tuple; None for the configuration's word.
             cu_seqlens: (S + 1,), int32 or int64. Where each of S documents in a batch of one begins, up to N: none sees
                 its neighbour.
 
@@ -98,7 +98,8 @@ class AffinearModel(AffinearPreTrainedModel):
         Raises:
             ValueError: If the arguments do not fit.
         """
-        if output_attentions:
+        config = self.config
+        if config.output_attentions if output_attentions is None else output_attentions:
             raise ValueError(
                 "output_attentions: expected False, as linear attention never makes its weights; "
                 "affinear.weights shows those of queries and keys"
@@ -119,6 +120,8 @@ class AffinearModel(AffinearPreTrainedModel):
             use_cache = self.config.use_cache and not self.training and cu_seqlens is None and share is None
         cache = self._cache(past_key_values, use_cache)
         places = self._places(x, attention_mask, position_ids, cu_seqlens, cache, share)
+        if output_hidden_states is None:
+            output_hidden_states = config.output_hidden_states
         between: list[Any] | None = [x] if output_hidden_states else None
         for layer in self.layers:
             x = layer(x, places, past_key_values=cache)
@@ -130,7 +133,8 @@ class AffinearModel(AffinearPreTrainedModel):
         out = BaseModelOutputWithPast(
             last_hidden_state=x, past_key_values=cache, hidden_states=None if between is None else tuple(between)
         )
-        return out if return_dict is not False else out.to_tuple()
+        plain = not config.return_dict if return_dict is None else not return_dict
+        return out.to_tuple() if plain else out
 
     def _share(self, tokens: Any, given: AffinearCache | None, use_cache: bool | None) -> Share | None:
         """What of the text this rank has, where that lies over a mesh."""

@@ -123,7 +123,7 @@ def read(model: AffinearForCausalLM, input_ids: Tensor, cache: AffinearCache, pi
     *earlier, last = input_ids.split(piece, dim=1)
     for part in earlier:
         model.model(part, past_key_values=cache)
-    return model(last, past_key_values=cache, logits_to_keep=1).logits[:, -1]
+    return model(last, past_key_values=cache, logits_to_keep=1, return_dict=True).logits[:, -1]
 
 
 def _chosen(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:

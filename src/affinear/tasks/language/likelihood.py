@@ -30,13 +30,15 @@ class Likelihood:
 def tokens_of(spelling: Spelling, context: str, answer: str) -> tuple[list[int], int]:
     """The tokens of both, spelled together, after the token that begins a text; and how many are the context's.
 
-    Spaces at the end of the context belong to the answer, as tokens begin with a space.
+    Spaces at the end of the context belong to the answer, as tokens begin with a space. Where a token goes from one
+    into the other, the context is spelled by itself, and the answer is what the whole has beyond as many tokens, as
+    lm-eval counts; at least one.
     """
     stripped = context.rstrip()
     context, answer = stripped, context[len(stripped) :] + answer
     whole, before = spelling.encode([context + answer])[0], spelling.encode([context])[0]
-    begin = [spelling.end]
-    return begin + whole, len(begin) + min(len(before), len(whole) - 1)
+    before = before[: len(whole) - 1]
+    return [spelling.end, *before, *whole[len(before) :]], 1 + len(before)
 
 
 @torch.no_grad()

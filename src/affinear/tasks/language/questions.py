@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -63,12 +63,22 @@ def read(test: str, path: Path) -> Questions:
     Raises:
         ValueError: If it is not there, or a line lacks a field.
     """
-    if not path.is_file():
-        raise ValueError(f"data: {test}: expected a file with a question in each line, got no such: {path}")
-    content = path.read_bytes()
+    content = _content(test, path)
+    asked = tuple(question for question, _ in asked_in(test, path, content))
+    digest = hashlib.blake2b(content, digest_size=12).hexdigest()
+    return Questions(f"{test} in {path}", test, asked, digest)
+
+
+def asked_in(test: str, path: Path, content: bytes | None = None) -> Iterator[tuple[Question, dict[str, Any]]]:
+    """Every question of a published file, and its line, with the answer of PIQA that lies in another file.
+
+    Raises:
+        ValueError: As `read` does.
+    """
+    content = _content(test, path) if content is None else content
     labels = _labels(path) if test == "piqa" else None
-    asked: list[Question] = []
-    for number, line in enumerate(decoded(content, path).splitlines(), 1):
+    count = 0
+    for number, line in enumerate(decoded(content, path).split("\n"), 1):  # nothing else ends a line of JSON
         if not line.strip():
             continue
         try:
@@ -77,15 +87,21 @@ def read(test: str, path: Path) -> Questions:
                 raise TypeError
             fields = cast("dict[str, Any]", told)
             if labels is not None and "label" not in fields:
-                fields = {**fields, "label": labels[len(asked)]}
-            asked.append(TESTS[test](fields))
+                fields = {**fields, "label": labels[count]}
+            question = TESTS[test](fields)
         except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError) as error:
             said = f"no {error}" if isinstance(error, KeyError) else type(error).__name__
             raise ValueError(f"{path}: line {number}: expected a question of {test}, as published ({said})") from None
-    if not asked:
+        count += 1
+        yield question, fields
+    if not count:
         raise ValueError(f"{path}: expected questions of {test}, got none")
-    digest = hashlib.blake2b(content, digest_size=12).hexdigest()
-    return Questions(f"{test} in {path}", test, tuple(asked), digest)
+
+
+def _content(test: str, path: Path) -> bytes:
+    if not path.is_file():
+        raise ValueError(f"data: {test}: expected a file with a question in each line, got no such: {path}")
+    return path.read_bytes()
 
 
 def _labels(path: Path) -> list[int] | None:
@@ -124,7 +140,7 @@ def _winogrande(fields: Mapping[str, Any]) -> Question:
         raise ValueError
     contexts = (before + _text(fields["option1"]), before + _text(fields["option2"]))
     rest = " " + after.strip()
-    return Question(contexts, (rest, rest), _number(fields["answer"], 3) - 1)
+    return Question(contexts, (rest, rest), _number(int(fields["answer"]) - 1, 2))
 
 
 def without_brackets(text: str) -> str:

@@ -57,13 +57,14 @@ class Sums:
                 f"tokens {first} to {last - 1}",
                 int(n),
                 {"perplexity": perplexity(loss / n), "loss": loss / n, "accuracy": hit / n},
+                "tokens",
             )
             for first, last, n, loss, hit in zip(self.edges, self.edges[1:], counts, losses, hits, strict=False)
             if n
         )
         loss = sum(losses) / total
         numbers = {"perplexity": perplexity(loss), "accuracy": sum(hits) / total, "loss": loss}
-        return Score(numbers, rows, parts)
+        return Score(numbers, rows, parts, counted="rows")
 
 
 def perplexity(loss: float) -> float:

@@ -28,6 +28,7 @@ class LanguageSettings(Settings):
 
     kind: ClassVar[str] = "settings of language"
     free: ClassVar[tuple[str, ...]] = ("test_batch",)
+    bound: ClassVar[tuple[str, ...]] = ("tokenizer", "vocabulary")
 
     context: int | None = None
     tokenizer: str = "train"

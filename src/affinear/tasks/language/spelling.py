@@ -124,6 +124,17 @@ class Spelling:
         with _panics_told():
             return self._tokenizer.decode(kept)
 
+    def number_of(self, name: str) -> int | None:
+        """The token that is called so, such as "<|en|>"; None if there is none."""
+        found = None if self.plain else self._tokenizer.token_to_id(name)
+        return None if found is None else int(found)
+
+    @property
+    def added(self) -> frozenset[int]:
+        """Tokens that no text is spelled with, which mean something by themselves; `end` among them."""
+        own = {} if self.plain else self._tokenizer.get_added_tokens_decoder()
+        return frozenset({self.end, *map(int, own)})
+
     def pieces(self, tokens: Iterator[int]) -> Iterator[str]:
         """Text as it comes, never half a letter."""
         return whole_letters(tokens, self.decode)

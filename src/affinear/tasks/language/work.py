@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from ...train.draws import NOTHING, Draw
-from ...train.loading import in_order, shuffled
+from ...train.loading import in_order, shuffled_by
 from ...train.page import Section
 from ...train.task import Job, Score, Work
 from .likelihood import likelihoods
@@ -65,12 +65,10 @@ class LanguageWork(Work[Corpus, LanguageSettings]):
             raise ValueError(
                 f"data: {self.data.name} does not fill one row of {self.context} tokens; set context to less"
             )
-        return shuffled(
+        return shuffled_by(
+            recipe,
             cast("Dataset[Any]", rows),
             len(rows),
-            recipe.batch_size // recipe.accumulate,
-            seed=recipe.seed,
-            workers=recipe.workers,
             name=self.data.name,
             noun=f"rows of {self.context} tokens",
             collate=as_it_is,
@@ -141,11 +139,12 @@ class QuestionsWork(LanguageWork):
         every = cast("list[tuple[bool, bool, float]]", gather_object(found))
         total = len(every)
         numbers = {"accuracy": sum(one for one, _, _ in every) / total}
-        if cast(Questions, self.data).test == "lambada":
+        test = cast(Questions, self.data).test
+        if test == "lambada":
             numbers["perplexity"] = perplexity(-math.fsum(loss for _, _, loss in every) / total)
-        else:
+        elif test != "winogrande":  # whose answers are the same text
             numbers["accuracy_normed"] = sum(normed for _, normed, _ in every) / total
-        return Score(numbers, total)
+        return Score(numbers, total, counted="questions")
 
     def _answered(self, network: nn.Module, question: Any) -> tuple[bool, bool, float]:
         pairs = list(zip(question.contexts, question.answers, strict=True))
