@@ -295,3 +295,33 @@ def test_from_pretrained_of_a_linearized_network_runs_and_opens_nothing_else(tmp
         again = hf.BertModel.from_pretrained(folder)
     assert again.state_dict().keys() == student.state_dict().keys()
     assert not (tmp_path / "run").exists()
+
+
+def test_reading_a_teachers_folder_runs_and_opens_nothing_else(tmp_path: Path, guard: Any):
+    hf = pytest.importorskip("transformers")
+    from affinear.tasks.distil import causal
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    folder = tmp_path / "teacher"
+    hf.LlamaForCausalLM(hf.LlamaConfig(vocab_size=20, **sizes)).save_pretrained(folder)
+    causal.teacher_of(folder, torch.float32)  # what is imported on the way may do as it likes
+    bomb = bomb_in(folder / "pytorch_model.bin", tmp_path / "run")
+    shutil.copy(bomb, folder / "adapter_model.bin")
+    (folder / "modeling.py").write_text(f"import os\nos.system('touch {tmp_path / 'run'}')\nclass Llama: pass\n")
+    good = json.loads((folder / "config.json").read_text())
+    code = {"auto_map": {"AutoModelForCausalLM": "modeling.Llama"}, "transformers_weights": "adapter_model.bin"}
+    (folder / "config.json").write_text(json.dumps({**good, **code}))
+    with guard.forbidding():
+        causal.source_of(str(folder))
+        causal.teacher_of(folder, torch.float32)
+    seen = {"architecture": "resnet18", "model_args": {"checkpoint_path": str(bomb)}}
+    (folder / "config.json").write_text(json.dumps({"model_type": "gemma3n", "vision_config": seen}))
+    with guard.forbidding(), pytest.raises(ValueError, match="vision_config: expected the part that gemma3n has"):
+        causal.teacher_of(folder, torch.float32)
+    (folder / "model.safetensors").rename(folder / "decoy.safetensors")
+    index = {"weight_map": {"model.norm.weight": "pytorch_model.bin"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text(json.dumps(good))
+    with guard.forbidding(), pytest.raises(ValueError, match="expected names of safetensors in its folder"):
+        causal.teacher_of(folder, torch.float32)
+    assert not (tmp_path / "run").exists()

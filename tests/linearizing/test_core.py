@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import affinear
 from affinear.linearizing import Choices, LinearCore, Memory, Shape
@@ -33,30 +34,32 @@ def core(disturbed: bool = True, **given: Any) -> LinearCore:
 
 
 def one_by_one(
-    made: LinearCore, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, window: int, sinks: int
+    made: LinearCore, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, window: int, sinks: int, causal: bool
 ) -> Tensor:
-    """The window's definition: for each query a softmax over near keys, sinks, and one key for all between."""
+    """The window's definition: for each query a softmax over near keys, sinks, and one key for all beyond on a side."""
     out = torch.zeros_like(query)
     assert made.mass is not None
     for b in range(query.shape[0]):
         there = [j for j in range(key.shape[1]) if mask[b, j]]
         first = there[:sinks]
         for i in there:
-            near = [j for j in there if i - window < j <= i and j not in first]
-            lit = [j for j in first if j <= i]
-            between = [j for j in there if j <= i - window and j not in first]
+            ahead = i if causal else i + window - 1
+            near = [j for j in there if i - window < j <= ahead and j not in first]
+            lit = [j for j in first if j <= i or not causal]
+            past = [j for j in there if j <= i - window and j not in first]
+            future = [j for j in there if j > ahead and j not in first and not causal]
             for h in range(HEADS):
                 g = h // (HEADS // GROUPS)
                 seen = near + lit
                 scores = key[b, seen, g] @ query[b, i, h] / math.sqrt(WIDTH)
                 values = value[b, seen, g]
-                if between:
-                    mean = key[b, between, g].mean(0) @ query[b, i, h] / math.sqrt(WIDTH)
-                    scores = torch.cat((scores, (math.log(len(between)) + mean + made.mass[h])[None]))
+                for beyond in filter(None, (past, future)):
+                    mean = key[b, beyond, g].mean(0) @ query[b, i, h] / math.sqrt(WIDTH)
+                    scores = torch.cat((scores, (math.log(len(beyond)) + mean + made.mass[h])[None]))
                     answer = affinear.attention(
                         query[b, i, h][None, None, None],
-                        key[b, between, g][None, :, None],
-                        value[b, between, g][None, :, None],
+                        key[b, beyond, g][None, :, None],
+                        value[b, beyond, g][None, :, None],
                         made.choices.mechanism,
                         backend="reference",
                     )
@@ -65,17 +68,74 @@ def one_by_one(
     return out
 
 
+@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("mechanism", ["mala", "inline"])
 @pytest.mark.parametrize(("window", "sinks"), [(1, 0), (3, 0), (4, 2), (30, 1)])
-def test_a_window_is_what_its_definition_says(mechanism: str, window: int, sinks: int):
+def test_a_window_is_what_its_definition_says(mechanism: str, window: int, sinks: int, causal: bool):
     made = core(mechanism=mechanism, window=window, sinks=sinks)
     query, key, value = tokens(13)
     mask = torch.rand(2, 13) < 0.7
     mask[0, :3], mask[:, 5] = False, True
     with torch.no_grad():
-        found = made(query, key, value, causal=True, key_mask=mask)
-        truth = one_by_one(made, query, key, value, mask, window, sinks)
+        found = made(query, key, value, causal=causal, key_mask=mask)
+        truth = one_by_one(made, query, key, value, mask, window, sinks, causal)
     assert torch.allclose(found[mask], truth[mask], atol=1e-10)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_window_over_all_tokens_is_softmax(causal: bool):
+    query, key, value = tokens(11)
+    with torch.no_grad():
+        found = core(disturbed=False, window=11, sinks=2)(query, key, value, causal=causal)
+    assert torch.allclose(found, affinear.attention(query, key, value, "softmax", causal=causal), atol=1e-10)
+
+
+class Largest(TorchDispatchMode):
+    """How many numbers the largest tensor has that anything makes."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        made: list[Any] = list(out) if isinstance(out, tuple | list) else [out]
+        self.numbers = max([self.numbers, *(x.numel() for x in made if isinstance(x, Tensor))])
+        return out
+
+
+def test_a_window_wider_than_a_text_costs_what_the_text_does():
+    query, key, value = tokens(11)
+    wide, fitting = core(disturbed=False, window=2**16, sinks=1), core(disturbed=False, window=11, sinks=1)
+    with torch.no_grad():
+        with Largest() as largest:
+            found = wide(query, key, value)
+        assert torch.allclose(found, fitting(query, key, value), atol=1e-12)
+    span = 11 + 11 + 10  # a window of the text's own length, a block of queries, and what comes after them
+    assert largest.numbers <= 2 * 11 * HEADS * (span + 1 + 2)  # its scores, beside the sink's and both sides'
+
+
+def test_what_a_window_both_ways_takes_grows_as_the_text_does():
+    made, found = core(window=4, sinks=1), []
+    for count in (100, 400):
+        with torch.no_grad(), Largest() as largest:
+            made(*tokens(count))
+        found.append(largest.numbers)
+    assert found[1] < 4.5 * found[0]
+
+
+def test_a_window_both_ways_looks_the_same_from_either_end():
+    made = core(window=3)
+    ends = [x.flip(1) for x in tokens(14)]
+    with torch.no_grad():
+        assert torch.allclose(made(*ends).flip(1), made(*(x.flip(1) for x in ends)), atol=1e-10)
+
+
+def test_a_window_both_ways_passes_gradients_to_all_it_learns():
+    made = core(mechanism="nala", window=3, sinks=1, feature_map="learned", gain=True, norm=True, convolution=3)
+    query, key, value = (x.requires_grad_() for x in tokens(12))
+    made(query, key, value).square().sum().backward()
+    for tensor in (query, key, value, *made.parameters()):
+        assert tensor.grad is not None
+        assert bool(tensor.grad.isfinite().all() and tensor.grad.any())
 
 
 @pytest.mark.parametrize("given", [{}, {"window": 3, "sinks": 1}, {"gain": True, "norm": True}], ids=str)
@@ -161,8 +221,8 @@ def test_choices_that_do_not_go_together_are_refused(given: dict[str, Any], said
 
 def test_windows_are_refused_where_they_make_no_sense():
     query, key, value = tokens(9)
-    with pytest.raises(ValueError, match="window: expected 0 for attention that is not causal"):
-        core(window=3)(query, key, value)
+    with pytest.raises(ValueError, match="window: expected as many keys as queries, which are 5, got 9"):
+        core(window=3)(query[:, :5], key, value)
 
 
 @pytest.mark.parametrize("given", [{}, {"window": 3, "sinks": 1}, {"window": 2, "mechanism": "none"}])
@@ -192,3 +252,13 @@ def test_a_causal_convolution_adds_values_before_and_remembers_as_many(given: di
             assert memory.tail is not None
             assert memory.tail.shape == (2, side - 1, GROUPS, WIDTH)
         torch.testing.assert_close(torch.cat(parts, 1), expected)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_window_alone_has_nothing_that_could_not_learn(causal: bool):
+    choices = Choices("none", "learned", gain=True, norm=True, window=3, sinks=1, convolution=3)
+    core = LinearCore(choices, Shape(4, 2, 8, 8))
+    query, key, value = torch.randn(2, 9, 4, 8), torch.randn(2, 9, 2, 8), torch.randn(2, 9, 2, 8)
+    core(query, key, value, causal=causal).square().sum().backward()
+    assert {name for name, _ in core.named_parameters()} == {"norm", "kernel"}
+    assert all(parameter.grad is not None for parameter in core.parameters())

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from .asking import Seen, overheard, rows_of
 from .reading import Around, Reader, Readers, read
 
-Maps = dict[str, Tensor]
+Maps = dict[str, Seen]
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ def differences(
     """Compare the attention maps of two networks, layer by layer, each on its own inputs.
 
     Args:
-        teacher: A network whose layers the lens can read, in evaluation mode.
+        teacher: A network whose layers the lens can read, in evaluation mode: timm's, ours, and those of
+            transformers that go through its attention interface.
         student: Another with layers of the same names, such as what `affinear.linearize` makes of it.
         call: Calls a network on a batch, such as `lambda network: network(images)`.
         rows: Queries to look at, at most, evenly among all.
@@ -59,27 +61,29 @@ def differences(
         True
     """
     ours, theirs = _maps(student, call, rows), _maps(teacher, call, rows)
-    shared = [name for name in theirs if name in ours and ours[name].shape == theirs[name].shape]
+    shared = [name for name in theirs if name in ours and ours[name].weights.shape == theirs[name].weights.shape]
     if not shared:
         raise ValueError("student: expected layers that the teacher has as well and the lens can read, got none")
     found: list[Difference] = []
     for name in shared:
-        apart = (ours[name] - theirs[name]).abs().sum(-1).mean(dim=(0, 2)) / 2
+        apart = (ours[name].weights - theirs[name].weights).abs().sum(-1) / 2  # (B, H, R)
+        real = (ours[name].real & theirs[name].real)[:, None].to(apart.dtype)
+        apart = (apart * real).sum(dim=(0, 2)) / real.sum().clamp(min=1)
         found.append(Difference(name, apart.mean().item(), tuple(apart.tolist())))
     return tuple(found)
 
 
 @torch.no_grad()
 def _maps(model: nn.Module, call: Callable[[nn.Module], Any], rows: int) -> Maps:
-    """Weights (B, H, R, M) of each layer that can be read, of its last call."""
+    """Some rows of the map of each layer that can be read, of its last call."""
     readers, found = Readers(), Maps()
 
     def keep(name: str, reader: Reader) -> Callable[..., None]:
         def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> None:
             (look, *_others) = read(reader, layer, args, kwargs, Around())
-            queries = look.scene.query.shape[1]
-            chosen = torch.linspace(0, queries - 1, min(rows, queries)).long().to(look.scene.query.device)
-            found[name] = look.weights(chosen).float()
+            chosen = rows_of(look.scene.query.shape[1], rows, look.scene.query.device)
+            weights = look.weights(chosen).float()
+            found[name] = Seen(weights, weights.new_ones(weights.shape[0], weights.shape[2], dtype=torch.bool))
 
         return hook
 
@@ -89,5 +93,8 @@ def _maps(model: nn.Module, call: Callable[[nn.Module], Any], rows: int) -> Maps
             if reader is not None:
                 handle = layer.register_forward_hook(keep(name, reader), with_kwargs=True)
                 hooks.callback(handle.remove)
+        asked = hooks.enter_context(overheard(model, rows))
         call(model)
-    return found
+    order = {name: at for at, (name, _) in enumerate(model.named_modules())}
+    found |= asked
+    return dict(sorted(found.items(), key=lambda item: order[item[0]]))

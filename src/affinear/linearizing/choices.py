@@ -24,7 +24,8 @@ class Choices:
             (arXiv 2402.04347) in place of the mechanism's map, and keeps its gain.
         gain: Whether each head learns a factor of what it adds to the mean value; it begins as one.
         norm: Whether each head learns how far its answer is brought to length one; it begins as not at all.
-        window: How many of the latest tokens, its own among them, a query sees by softmax. Causal layers only.
+        window: How many of the latest tokens, its own among them, a query sees by softmax; where attention is not
+            causal, as many of those after it. Tokens have to lie in a line, not on a grid.
         sinks: How many of the first tokens stay in sight of that softmax. Needs a window.
         convolution: Side of a depthwise convolution of the values, added to the answer; odd, 0 for none. It begins as
             zeros. In causal layers it sees a value and those before it, so many in all.

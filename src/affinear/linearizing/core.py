@@ -14,7 +14,7 @@ from ..ops import Mechanism, State
 from ..ops.mechanisms import identity
 from ..ops.precision import exact, widen
 from .choices import Choices
-from .window import Memory, near_and_far
+from .window import Memory, near_and_around, near_and_far
 
 EPSILON = 1e-6
 
@@ -71,8 +71,9 @@ class LinearCore(nn.Module):
         self.choices, self.shape, self.prefix_tokens = choices, shape, prefix_tokens
         self.rule = None if choices.mechanism == "none" else _rule(choices)
         self.query_map = self.key_map = self.gain = self.norm = self.mass = self.kernel = None
-        learns = choices.feature_map != "own" or choices.gain or choices.norm or choices.window or choices.convolution
-        if not learns:
+        linear = self.rule is not None  # of a window alone nothing is learned that only a linear part has
+        maps, gain, mass = linear and choices.feature_map != "own", linear and choices.gain, linear and choices.window
+        if not (maps or gain or mass or choices.norm or choices.convolution):
             return
         if shape is None:
             raise ValueError("shape: expected the heads of the layer, as something per head is learned, got None")
@@ -80,15 +81,15 @@ class LinearCore(nn.Module):
         def per_head(heads: int, value: float) -> nn.Parameter:
             return nn.Parameter(torch.full((heads,), value, device=device, dtype=dtype))
 
-        if choices.feature_map != "own":
+        if maps:
             eye = torch.eye(shape.width, device=device, dtype=dtype)
             self.query_map = nn.Parameter(eye.repeat(shape.heads, 1, 1))
             self.key_map = nn.Parameter(eye.repeat(shape.key_heads, 1, 1))
-        if choices.gain:
+        if gain:
             self.gain = per_head(shape.heads, 1.0)
         if choices.norm:
             self.norm = per_head(shape.heads, 0.0)
-        if choices.window:
+        if mass:
             self.mass = per_head(shape.heads, 0.0)
         if choices.convolution:
             sides = (choices.convolution,) * (1 if prefix_tokens is None else 2)
@@ -132,12 +133,8 @@ class LinearCore(nn.Module):
         query = _usual(query, scale)
         key, value = key.to(query.dtype), value.to(query.dtype)
         if not causal:
-            self._check_full(memory)
-            out = self._linear(query, key, value, False, key_mask, None, keep=False)[0]
-            out = self._normed(out)
-            return out if self.kernel is None else out + self._around(value, out.shape, key_mask).to(
-                out.dtype
-            ), Memory()
+            assert memory is None or memory.state is None
+            return self._full(query, key, value, key_mask), Memory()
         memory = Memory() if memory is None else memory
         tail = memory.tail
         if self.choices.window:
@@ -161,10 +158,19 @@ class LinearCore(nn.Module):
         query = _usual(query, scale)
         return self._features(query, self.query_map), self._features(key, self.key_map), self.rule
 
-    def _check_full(self, memory: Memory | None) -> None:
-        if self.choices.window:
-            raise ValueError("window: expected 0 for attention that is not causal, where all tokens are neighbours")
-        assert memory is None or memory.state is None
+    def _full(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None) -> Tensor:
+        """Answers of tokens that see both ways."""
+        if not self.choices.window:
+            out = self._linear(query, key, value, False, key_mask, None, keep=False)[0]
+        elif query.shape[1] == key.shape[1]:
+            out = near_and_around(query, key, value, key_mask, self.choices, self._far, self.mass)
+        else:
+            raise ValueError(
+                f"window: expected as many keys as queries, which are {query.shape[1]}, got {key.shape[1]}; "
+                "set it to 0 for networks that attend from one sequence to another"
+            )
+        out = self._normed(out)
+        return out if self.kernel is None else out + self._around(value, out.shape, key_mask).to(out.dtype)
 
     def _far(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, state: State | None

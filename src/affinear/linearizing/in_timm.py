@@ -243,6 +243,12 @@ KINDS: dict[type[nn.Module], type[nn.Module]] = {
 ONE_QUERY = {"ClassAttn", "AttentionPoolLatent", "ClassAttention", "MultiQueryAttentionPool", "AttentionPool2d"}
 
 
+def is_layer(module: nn.Module) -> bool:
+    """Whether it is an attention layer of timm's, wherever it stands."""
+    kind = type(module)
+    return kind in KINDS or (kind.__module__.startswith("timm.") and _attends(kind) and not _holds_known(module))
+
+
 def sites(model: nn.Module) -> Iterator[Site]:
     """Every attention layer of a network made by timm, in order."""
     prefix = getattr(model, "num_prefix_tokens", None)
@@ -251,7 +257,7 @@ def sites(model: nn.Module) -> Iterator[Site]:
         kind = type(module)
         if kind in KINDS:
             yield _site(name, module, prefix, shared)
-        elif kind.__module__.startswith("timm.") and _attends(kind) and not _holds_known(module):
+        elif is_layer(module):
             reason = "it has one query, and is linear in tokens as it is" if kind.__name__ in ONE_QUERY else ""
             reason = reason or f"{kind.__module__}.{kind.__name__} is not known here"
             yield Site(name, module, kind.__name__, reason=reason)

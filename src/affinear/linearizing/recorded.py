@@ -82,14 +82,18 @@ def register() -> None:
     register_quantizer(METHOD)(Swapper)
 
 
-def note(model: PreTrainedModel, report: Report) -> None:
-    """Write the swap into the configuration, and choose our attention there."""
-    if getattr(model.config, "quantization_config", None) is not None and not isinstance(
-        model.config.quantization_config, Linearized
-    ):
+def check_free(model: PreTrainedModel) -> None:
+    """Raise ValueError if a configuration has no place for the swap."""
+    held = getattr(model.config, "quantization_config", None)
+    if held is not None and not isinstance(held, Linearized):
         raise ValueError(
             "model: expected one that is not quantized, as its configuration has one place for either; linearize first"
         )
+
+
+def note(model: PreTrainedModel, report: Report) -> None:
+    """Write the swap into the configuration, and choose our attention there."""
+    check_free(model)
     names = [layer.name for layer in report.swapped]
     model.config.quantization_config = Linearized(report.choices.as_dict(), names)
     model.set_attn_implementation(NAME)

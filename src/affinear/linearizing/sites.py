@@ -43,14 +43,19 @@ class Site:
     optional: bool = False
     note: str = ""
 
+    @property
+    def in_a_line(self) -> bool:
+        """Whether queries and keys are one sequence of tokens, one after the other."""
+        return self.causal or (self.grid_known and self.prefix_tokens is None and not self.optional)
+
     def why_not(self, choices: Choices) -> str:
         """Why it stays as it is under these choices; empty if it does not."""
         if self.install is None:
             return self.reason
         if self.biased and choices.bias == "leave":
             return "its bias of position has no place in a state, and bias='leave'"
-        if choices.window and not self.causal:
-            return "a window is for causal attention, and here all tokens are neighbours"
+        if choices.window and not self.in_a_line:
+            return "a window is of tokens in a line, and these lie otherwise"
         if choices.convolution and not self.grid_known:
             return "it is not known how its tokens lie, which a convolution needs"
         if self.shape is None and (choices.feature_map != "own" or choices.gain or choices.norm or choices.window):

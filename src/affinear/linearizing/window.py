@@ -7,12 +7,13 @@ that answer, and its score is
     log n + D ** -0.5 * q . mean(k) + mass
 
 the logarithm of the least that those n keys can weigh in a softmax (exp is convex), and a number that each head learns
-for what they weigh beyond that. `docs/linearizing.md` has the derivation.
+for what they weigh beyond that. `docs/linearizing.md` has the derivation. Where attention is not causal, a query sees
+the tokens p - window + 1 to p + window - 1, and what lies beyond is two such keys: all before it, and all after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -99,18 +100,37 @@ def near_and_far(
     mass: Tensor | None,
 ) -> tuple[Tensor, Memory]:
     """Answers (B, N, H, E) and the memory after them. `far` is the linear part: what it is given is causal already."""
-    tokens = query.shape[1]
     before = _blank(key, value, choices) if memory.recent is None else memory.recent
     mask = key.new_ones(key.shape[:2], dtype=torch.bool) if key_mask is None else key_mask
     recent, latest, sinks = _joined(before, key, value, mask, memory.seen, choices)
-    # Token i of the joined ones leaves the window just as query i comes: what is between is causal in that order.
-    gone = (latest.mask & ~latest.is_sink)[:, :tokens]
-    answer, state = far(query, latest.key[:, :tokens], latest.value[:, :tokens], gone, memory.state)
-    scores, recent = _score_far(query, latest.key[:, :tokens], gone, recent, mass)
-    if choices.mechanism == "none":
-        scores = torch.full_like(scores, -torch.inf)
-    out = _softmax(query, latest, sinks, scores, answer, memory.seen, choices.window)
-    return out, Memory(state, recent, memory.seen + tokens)
+    past, state, recent = _beyond(query, latest, recent, memory.state, choices, far, mass)
+    at = torch.arange(memory.seen, memory.seen + query.shape[1], device=query.device)
+    lit = (sinks.sink_at[:, None] >= 0) & (sinks.sink_at[:, None] <= at[:, None])
+    out = _softmax(query, latest, sinks, lit, [past], choices.window, ahead=0)
+    return out, Memory(state, recent, memory.seen + query.shape[1])
+
+
+def near_and_around(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    choices: Choices,
+    far: Far,
+    mass: Tensor | None,
+) -> Tensor:
+    """Answers (B, N, H, E) where tokens see both ways. `far` is the linear part, causal: it is asked once each way."""
+    window = max(1, min(choices.window, query.shape[1]))  # nobody has more tokens than there are, on either side
+    choices = replace(choices, window=window)
+    mask = key.new_ones(key.shape[:2], dtype=torch.bool) if key_mask is None else key_mask
+    blank = _blank(key, value, choices)
+    _, latest, sinks = _joined(blank, key, value, mask, 0, choices)
+    past = _beyond(query, latest, blank, None, choices, far, mass)[0]
+    later = latest.map(lambda x: torch.cat((x[:, :window], x[:, window:].flip(1)), dim=1))  # a blank window before it
+    future = _beyond(query.flip(1), later, blank, None, choices, far, mass)[0]
+    lit = (sinks.sink_at[:, None] >= 0).expand(-1, query.shape[1], -1)
+    both = [past, _Beyond(future.score.flip(1), future.answer.flip(1))]
+    return _softmax(query, latest, sinks, lit, both, window, ahead=window - 1)
 
 
 @dataclass(frozen=True)
@@ -121,6 +141,38 @@ class _Latest:
     value: Tensor
     mask: Tensor
     is_sink: Tensor
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> _Latest:
+        """The same with the function applied to each tensor."""
+        return _Latest(function(self.key), function(self.value), function(self.mask), function(self.is_sink))
+
+
+@dataclass(frozen=True)
+class _Beyond:
+    """All tokens beyond the window on one side, as one key: its score (B, N, H) and its value (B, N, H, E)."""
+
+    score: Tensor
+    answer: Tensor
+
+
+def _beyond(
+    query: Tensor,
+    latest: _Latest,
+    recent: Recent,
+    state: State | None,
+    choices: Choices,
+    far: Far,
+    mass: Tensor | None,
+) -> tuple[_Beyond, State | None, Recent]:
+    """What has left the window before each query, and the linear state and the sums after it."""
+    tokens = query.shape[1]
+    # Token i of the joined ones leaves the window just as query i comes: what is between is causal in that order.
+    gone = (latest.mask & ~latest.is_sink)[:, :tokens]
+    answer, state = far(query, latest.key[:, :tokens], latest.value[:, :tokens], gone, state)
+    score, recent = _score_far(query, latest.key[:, :tokens], gone, recent, mass)
+    if choices.mechanism == "none":
+        score = torch.full_like(score, -torch.inf)
+    return _Beyond(score, answer), state, recent
 
 
 def _blank(key: Tensor, value: Tensor, choices: Choices) -> Recent:
@@ -196,41 +248,41 @@ def _score_far(query: Tensor, key: Tensor, gone: Tensor, recent: Recent, mass: T
 
 
 def _softmax(
-    query: Tensor, latest: _Latest, sinks: Recent, far_scores: Tensor, far: Tensor, seen: int, window: int
+    query: Tensor, latest: _Latest, sinks: Recent, lit: Tensor, beyond: Sequence[_Beyond], window: int, ahead: int
 ) -> Tensor:
-    """One softmax over the window, the sinks, and what is between."""
+    """One softmax over the window, with `ahead` tokens after the query, the sinks that are lit, and what is beyond."""
     tokens, width = query.shape[1], query.shape[3]
     groups = latest.key.shape[2]
     block = min(window, tokens)
     blocks = -(-tokens // block)
-    spare = blocks * block - tokens
+    spare, span = blocks * block - tokens, window + block + ahead
     with exact(query):
         asked = F.pad(widen(query) * width**-0.5, (0, 0, 0, 0, 0, spare))
         asked = asked.unflatten(1, (blocks, block)).unflatten(3, (groups, -1))
         key, value = (
-            F.pad(widen(x).masked_fill(~latest.mask[..., None, None], 0), (0, 0, 0, 0, 0, spare)).unfold(
-                1, window + block, block
+            F.pad(widen(x).masked_fill(~latest.mask[..., None, None], 0), (0, 0, 0, 0, 0, spare + ahead)).unfold(
+                1, span, block
             )
             for x in (latest.key, latest.value)
         )
-        there = F.pad(latest.mask & ~latest.is_sink, (0, spare)).unfold(1, window + block, block)
+        there = F.pad(latest.mask & ~latest.is_sink, (0, spare + ahead)).unfold(1, span, block)
         near = torch.einsum("bxigrd,bxgdt->bxigrt", asked, key)
-        step = torch.arange(window + block, device=query.device) - torch.arange(block, device=query.device)[:, None]
-        band = (step >= 1) & (step <= window)
+        step = torch.arange(span, device=query.device) - torch.arange(block, device=query.device)[:, None]
+        band = (step >= 1) & (step <= window + ahead)
         visible = band[None, None] & there[:, :, None]
         near = near.masked_fill(~visible[:, :, :, None, None], -torch.inf)
-        near = near.flatten(1, 2)[:, :tokens].flatten(2, 3)  # (B, N, H, window + block)
+        near = near.flatten(1, 2)[:, :tokens].flatten(2, 3)  # (B, N, H, span)
         asked = asked.flatten(1, 2)[:, :tokens]
-        at = torch.arange(seen, seen + tokens, device=query.device)
         fixed = torch.einsum("bigrd,bsgd->bigrs", asked, widen(sinks.sink_key)).flatten(2, 3)
-        lit = (sinks.sink_at[:, None] >= 0) & (sinks.sink_at[:, None] <= at[:, None])
         fixed = fixed.masked_fill(~lit[:, :, None], -torch.inf)
-        scores = torch.cat((near, fixed, far_scores[..., None]), dim=-1)
+        scores = torch.cat((near, fixed, *(side.score[..., None] for side in beyond)), dim=-1)
         blind = scores.amax(-1, keepdim=True) == -torch.inf  # padding, which sees nothing
         share = scores.masked_fill(blind, 0).softmax(-1).masked_fill(blind, 0)
-        near, fixed, rest = share.split([window + block, fixed.shape[-1], 1], dim=-1)
+        near, fixed, rest = share.split([span, fixed.shape[-1], len(beyond)], dim=-1)
         near = F.pad(near, (0, 0, 0, 0, 0, spare)).unflatten(1, (blocks, block)).unflatten(3, (groups, -1))
         out = torch.einsum("bxigrt,bxget->bxigre", near, value).flatten(1, 2)[:, :tokens].flatten(2, 3)
         fixed = fixed.unflatten(2, (groups, -1))
         out = out + torch.einsum("bigrs,bsge->bigre", fixed, widen(sinks.sink_value)).flatten(2, 3)
-        return (out + rest * widen(far)).to(query.dtype)
+        for side, weight in zip(beyond, rest.unbind(-1), strict=True):
+            out = out + weight[..., None] * widen(side.answer)
+        return out.to(query.dtype)

@@ -10,14 +10,19 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers.utils import logging
 from typer.testing import CliRunner
 
 import affinear.linearizing.distil
 from affinear import tasks
 from affinear.cli import build_app
+from affinear.linearizing.leaving import Left
 from affinear.tasks.distil import causal
+from affinear.tasks.distil.choosing import layers_left
 from affinear.tasks.distil.lesson import Lesson, begin, let_learn, student_of
+from affinear.tasks.distil.quiet import without_bars
+from affinear.tasks.language.spelling import Spelling
 from affinear.train import Run, train
 
 
@@ -27,6 +32,10 @@ def tiny(module_at: Callable[[Path], Any], tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("distil")
     (folder / "data").mkdir()
     return made, made.data(folder / "data"), folder
+
+
+def trained_spelling(weights: Path) -> Spelling:
+    return Spelling(tasks.load_trained(weights).job.facts["tokenizer"])
 
 
 def test_a_folder_of_transformers_becomes_a_linear_one(tiny: tuple[Any, str, Path]):
@@ -43,15 +52,34 @@ def test_a_folder_of_transformers_becomes_a_linear_one(tiny: tuple[Any, str, Pat
         assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())  # low-rank updates alone learn
         assert float(after["model.model.layers.0.self_attn.q_proj.low_rank_up"].abs().sum()) > 0
         assert "Layer by layer" in (out / stage / "report.html").read_text()
+    assert "Loading weights" not in result.output  # bars of transformers'
+    assert "model shards" not in result.output
+    own = json.loads((out / "teacher.json").read_text())["score"]["perplexity"]
+    last = tasks.evaluate(out / "whole" / "last.safetensors", data)["perplexity"]
+    assert f"Teacher: perplexity {own:.3f}. Student: perplexity {last:.3f}." in result.output
     student = AutoModelForCausalLM.from_pretrained(out / "student").eval()
     assert affinear.linearizing.report_of(student).choices.window == 4
     tokens = torch.randint(0, 99, (2, 12))
     trained: Any = tasks.load_trained(out / "whole" / "last.safetensors").network
     torch.testing.assert_close(student(tokens).logits, trained.model(tokens).logits, rtol=1e-4, atol=1e-4)
     assert not any("low_rank" in name for name in student.state_dict())
+    spelling = trained_spelling(out / "whole" / "last.safetensors")
+    tokenizer: Any = AutoTokenizer.from_pretrained(out / "student")
+    assert tokenizer.eos_token_id == spelling.end  # the teacher's own, 2, is a letter and ends nothing
+    assert tokenizer("Some text")["input_ids"] == spelling.encode(["Some text"])[0]
     again = CliRunner().invoke(build_app(), told)
     assert again.exit_code == 0, again.output
     assert "is there already" in again.output
+
+
+def test_bars_of_transformers_are_shown_as_before():
+    shown = logging.is_progress_bar_enabled()
+    for before, change in ((True, logging.enable_progress_bar), (False, logging.disable_progress_bar)):
+        change()
+        with without_bars():
+            assert not logging.is_progress_bar_enabled()
+        assert logging.is_progress_bar_enabled() == before
+    (logging.enable_progress_bar if shown else logging.disable_progress_bar)()
 
 
 def test_layers_come_nearer_to_their_teacher(tiny: tuple[Any, str, Path]):
@@ -155,3 +183,54 @@ def test_heads_that_are_more_than_a_matrix_and_teachers_that_are_none_are_told(
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(ValueError, match="no weights as safetensors"):
         causal.source_of(str(tmp_path))
+
+
+def test_layers_that_are_worth_it_are_left(tiny: tuple[Any, str, Path], tmp_path: Path):
+    made, data, _ = tiny
+    teacher = Path(made.CHANGES["teacher"])
+    told = ["distil", str(teacher), "--data", data, "-o", str(tmp_path / "out"), "--layer-steps", "0", "--steps", "1"]
+    told += ["--no-timing", "--leave", "1", "--leave-samples", "2"]
+    for name, value in {**made.CHANGES, "workers": 0, "test_rows": 4}.items():
+        told += [] if name == "teacher" else ["--set", f"{name}={value}"]
+    result = CliRunner().invoke(build_app(), told)
+    assert result.exit_code == 0, result.output
+    costs = json.loads((tmp_path / "out" / "left.json").read_text())["costs"]
+    best = min(costs, key=costs.__getitem__)
+    assert set(costs) == {"0", "1"}
+    assert f"Layer {best} stays softmax: the loss before learning is {costs[best]:.4f} with it." in result.output
+    student = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "student")
+    assert [layer.name for layer in affinear.linearizing.report_of(student).left] == [f"model.layers.{best}.self_attn"]
+    whole = tmp_path / "out" / "whole"
+    with pytest.raises(ValueError, match=rf"leave: expected '{best}', as the weights of .* were trained with, got ''"):
+        tasks.load_trained(whole, leave="")
+    again = CliRunner().invoke(build_app(), told)
+    assert again.exit_code == 0, again.output
+    told[told.index("--leave-samples") + 1] = "3"
+    other = CliRunner().invoke(build_app(), told)
+    assert other.exit_code == 1
+    assert "layers were chosen there for another teacher, data or settings; use another --output" in other.output
+
+
+def test_choosing_goes_on_where_it_stopped(tiny: tuple[Any, str, Path], tmp_path: Path):
+    made, data, _ = tiny
+    setup = tasks.recipe_for("distil_language", "llama", "whole", **{**made.CHANGES, "test_rows": 4})
+    run = Run("llama", data, tmp_path, setup)
+    whole = layers_left(run, 1, 2)
+    kept = json.loads((tmp_path / "left.json").read_text())
+    del kept["costs"]["1"]
+    kept["costs"]["0"] = -1.0  # a cost that no trial would find: it is not tried again
+    (tmp_path / "left.json").write_text(json.dumps(kept))
+    assert layers_left(run, 1, 2)[0] == Left("0", -1.0)
+    (tmp_path / "left.json").unlink()
+    assert layers_left(run, 1, 2) == whole  # the same again, to the last bit
+
+
+def test_layers_are_not_chosen_by_several_processes_at_once(
+    tiny: tuple[Any, str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    made, data, _ = tiny
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    told = ["distil", made.CHANGES["teacher"], "--data", data, "-o", str(tmp_path), "--leave", "1"]
+    result = CliRunner().invoke(build_app(), told)
+    assert result.exit_code == 1
+    assert "--leave: layers are chosen by one process; run without torchrun first" in result.output

@@ -1,29 +1,33 @@
-"""Distilling a language model, as small as it goes, for the contract of tasks."""
+"""Distilling a language model, as small as it goes, for the contract of tasks: with the texts of language."""
 
 from __future__ import annotations
 
-import json
-import os
+import importlib.util
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from affinear.tasks.language.spelling import learnt
 
+
+def _of_language() -> Any:
+    """What language has for the contract; this file is in no package, and nor is that one for it."""
+    place = Path(__file__).parents[1] / "language" / "tiny.py"
+    spec = importlib.util.spec_from_file_location("tiny_language", place)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+LANGUAGE = _of_language()
+wrong, sources = LANGUAGE.wrong, LANGUAGE.sources
 MODEL = "llama"
 MODEL_ARGS: dict[str, Any] = {}
-CHANGES: dict[str, Any] = {
-    "batch_size": 4,
-    "context": 16,
-    "window": 4,
-    "sinks": 1,
-    "held_out": 3,
-    "ema_decay": 0.9,
-    "test_batch": 4,
-    "warmup_steps": 1,
-}
+CHANGES: dict[str, Any] = {**LANGUAGE.CHANGES, "window": 4, "sinks": 1}
+del CHANGES["tokenizer"]  # it is the teacher's
 SIZES: dict[str, Any] = {
     "hidden_size": 16,
     "intermediate_size": 24,
@@ -37,12 +41,7 @@ SIZES: dict[str, Any] = {
 
 def data(folder: Path) -> str:
     """Write a corpus and a teacher, and say what `--data` takes."""
-    os.environ["AFFINEAR_CACHE"] = str(folder.parent / "cache")
-    random = np.random.default_rng()
-    texts = ["".join(map(chr, random.integers(97, 123, random.integers(5, 60)))) for _ in range(24)]
-    lines = "\n".join(json.dumps({"text": text}) for text in texts)
-    (folder / "corpus.jsonl").write_text(lines, encoding="utf-8")
-    CHANGES["teacher"] = teacher(folder.parent / "teacher", texts)
+    CHANGES["teacher"] = teacher(folder.parent / "teacher", LANGUAGE.corpus(folder))
     return str(folder)
 
 
@@ -52,15 +51,3 @@ def teacher(folder: Path, texts: list[str]) -> str:
     LlamaForCausalLM(LlamaConfig(vocab_size=spelling.size, **SIZES)).save_pretrained(folder)
     (folder / "tokenizer.json").write_text(spelling.text, encoding="utf-8")
     return str(folder)
-
-
-def wrong(folder: Path) -> str:
-    """Write what is no text, and say what `--data` would take."""
-    (folder / "corpus.txt").write_bytes(b"caf\xe9")
-    return str(folder)
-
-
-def sources(folder: Path) -> tuple[list[str], list[str]]:
-    """What predictions are asked about: what can be answered, and what cannot."""
-    (folder / "prompt.txt").write_text("once upon", encoding="utf-8")
-    return ["abc", f"@{folder / 'prompt.txt'}"], ["", f"@{folder / 'absent.txt'}"]

@@ -1,6 +1,7 @@
-"""Networks that hear: log-mel features and the Conformer, whole recordings or as they come."""
+"""Networks that hear: log-mel features, ours and Whisper's, and the Conformer, whole recordings or as they come."""
 
 from .conformer import Conformer, Stream
 from .features import LogMel
+from .whisper import WhisperMel
 
-__all__ = ["Conformer", "LogMel", "Stream"]
+__all__ = ["Conformer", "LogMel", "Stream", "WhisperMel"]

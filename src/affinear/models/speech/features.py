@@ -14,12 +14,16 @@ AT_ONCE = 3000  # frames that are turned into spectra together, half a minute: a
 class LogMel(nn.Module):
     """Logarithms of energies in bands that are evenly spaced on the mel scale.
 
-    Every frame is a Hann window of 25 ms, and they are 10 ms apart. A frame depends on its own samples alone: no
-    padding, no mean over the recording, so a recording that comes in pieces gives the same frames.
+    Every frame is a Hann window of 25 ms unless told otherwise, and they are 10 ms apart. A frame depends on its own
+    samples alone: no padding, no mean over the recording, so a recording that comes in pieces gives the same frames.
 
     Args:
         sample_rate: Samples of a second.
         bands: How many bands there are, from 20 Hz to half the sample rate.
+        window: (L,), what a frame of L samples is multiplied with; None for a symmetric Hann window of 25 ms.
+        filters: (points // 2 + 1, bands), what each line of a spectrum of so many points counts in a band; None for
+            those of `mel_filters`.
+        floor: Of a band's energy; what is quieter is silence.
 
     Example:
         >>> import torch
@@ -34,13 +38,25 @@ class LogMel(nn.Module):
     window: Tensor
     filters: Tensor
 
-    def __init__(self, sample_rate: int = 16_000, bands: int = 80) -> None:
+    def __init__(
+        self,
+        sample_rate: int = 16_000,
+        bands: int = 80,
+        *,
+        window: Tensor | None = None,
+        filters: Tensor | None = None,
+        floor: float = FLOOR,
+    ) -> None:
         super().__init__()
-        self.sample_rate, self.bands = sample_rate, bands
-        self.length, self.hop = round(0.025 * sample_rate), round(0.010 * sample_rate)
-        self.points = 2 ** max(9, math.ceil(math.log2(self.length)))
-        self.register_buffer("window", torch.hann_window(self.length, periodic=False), persistent=False)
-        self.register_buffer("filters", mel_filters(bands, self.points, sample_rate), persistent=False)
+        if window is None:
+            window = torch.hann_window(round(0.025 * sample_rate), periodic=False)
+        self.sample_rate, self.bands, self.floor = sample_rate, bands, floor
+        self.length, self.hop = len(window), round(0.010 * sample_rate)
+        if filters is None:
+            filters = mel_filters(bands, 2 ** max(9, math.ceil(math.log2(self.length))), sample_rate)
+        self.points = 2 * (len(filters) - 1)
+        self.register_buffer("window", window, persistent=False)
+        self.register_buffer("filters", filters, persistent=False)
 
     def frames(self, samples: int) -> int:
         """How many frames so many samples give."""
@@ -64,7 +80,7 @@ class LogMel(nn.Module):
             pieces = waves.float().unfold(1, self.length, self.hop) * self.window
             spectrum = torch.fft.rfft(pieces, self.points)
             energy = spectrum.real.square() + spectrum.imag.square()
-            return (energy @ self.filters).clamp_min(FLOOR).log()
+            return (energy @ self.filters).clamp_min(self.floor).log()
 
     def extra_repr(self) -> str:
         """What `print` shows."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +16,10 @@ from ..language import spelling
 from ..language.network import LanguageNetwork
 from ..language.spelling import Spelling
 from ..using import load_trained
+from . import hugging
 
-CONFIG = "config.json"
-LONGEST = 2**20  # characters of a configuration
-DEEPEST = 5
-# What a configuration may say that is of no use for making a network, or is nobody's to say.
-DROPPED = ("auto_map", "architectures", "dtype", "torch_dtype", "transformers_version", "quantization_config")
 STREAM = "stream"
+TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -55,25 +50,18 @@ def source_of(teacher: str | None) -> Source:
     path = Path(teacher).expanduser()
     if not path.exists():
         raise ValueError(f"teacher: expected a folder of transformers', or that of a run, got no such: {teacher}")
-    if is_hugging(path):
-        config = checked_config(json.loads(_read(path / CONFIG)), str(path))
-        files = sorted(path.glob("*.safetensors"))
-        if not files:
-            raise ValueError(f"teacher: {path} has no weights as safetensors; convert what it has")
-        own = spelling.read(path) if (path / "tokenizer.json").is_file() else None
-        return Source(path, config, own, _digest(files))
+    if hugging.is_hugging(path):
+        config = checked_config(hugging.fields_in(path / hugging.CONFIG), str(path))
+        digest = hugging.digest_in(path)
+        own = spelling.read(hugging.file_in(path, TOKENIZER)) if (path / TOKENIZER).is_file() else None
+        return Source(path, config, own, digest)
     file = weights_in(path)
     trained = load_trained(file)
     if trained.task.name != "language":
         raise ValueError(f"teacher: expected a language model, got weights of --task {trained.task.name}: {file}")
     language: Any = cast(LanguageNetwork, trained.network).model
     config = checked_config(language.config.to_dict(), str(file))
-    return Source(file, config, Spelling(trained.job.facts["tokenizer"]), _digest([file]))
-
-
-def is_hugging(path: Path) -> bool:
-    """Whether a folder is one that transformers wrote."""
-    return (path / CONFIG).is_file()
+    return Source(file, config, Spelling(trained.job.facts["tokenizer"]), hugging.digest_of([file]))
 
 
 def teacher_of(source: Path, dtype: torch.dtype) -> Student:
@@ -85,14 +73,8 @@ def teacher_of(source: Path, dtype: torch.dtype) -> Student:
     if source.is_dir():
         from transformers import AutoModelForCausalLM
 
-        try:
-            language: Any = AutoModelForCausalLM.from_pretrained(
-                source, local_files_only=True, use_safetensors=True, trust_remote_code=False,
-                attn_implementation="sdpa", dtype=dtype,
-            )  # fmt: skip
-        except Exception as error:  # transformers raises whatever comes up
-            said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-            raise ValueError(f"teacher: {source}: {said}") from None
+        fields = checked_config(hugging.fields_in(source / hugging.CONFIG), str(source))
+        language: Any = hugging.loaded(source, fields, AutoModelForCausalLM, dtype)
     else:
         language = cast(LanguageNetwork, load_trained(source).network).model.to(dtype)
         language.set_attn_implementation("sdpa")
@@ -107,21 +89,9 @@ def made(config: Mapping[str, Any], room: int) -> Student:
     Raises:
         ValueError: If it cannot be made, or would be too large.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    fields = checked_config(dict(config), "config")
-    kind = fields.pop("model_type")
-    try:
-        whole = AutoConfig.for_model(kind, **fields)
-        with torch.random.fork_rng(devices=[]), torch.device("meta"), making.patience():
-            outline: Any = AutoModelForCausalLM.from_config(whole)
-        numbers = sum(weight.numel() for weight in outline.parameters())
-        if numbers > room:
-            raise ValueError(f"{kind} would have {numbers:,} numbers, and there is room for {room:,}")
-        return Student(AutoModelForCausalLM.from_config(whole, attn_implementation="sdpa"))
-    except Exception as error:  # constructors of others raise whatever comes up
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise ValueError(f"config: {said}") from None
+    return Student(hugging.made(checked_config(dict(config), "config"), AutoModelForCausalLM, room))
 
 
 class Student(LanguageNetwork):
@@ -200,12 +170,21 @@ class Taught:
 
 @torch.no_grad()
 def check_head(network: Student) -> None:
-    """Raise ValueError unless a model's logits are its final features times one matrix, as losses here take them."""
+    """Raise ValueError unless a model's logits are its final features times one matrix, as losses here take them.
+
+    Its configuration may be one that it can be made with and not used.
+    """
     language: Any = network.model
     place = next(network.parameters()).device
     tokens = torch.zeros(1, 2, dtype=torch.long, device=place)
-    said = language(tokens, use_cache=False).logits.float()
-    found = (network.hidden(tokens, None) @ language.get_output_embeddings().weight.mT).float()
+    try:
+        said = language(tokens, use_cache=False).logits.float()
+        found = (network.hidden(tokens, None) @ language.get_output_embeddings().weight.mT).float()
+    except Exception as error:  # networks of others raise whatever comes up
+        told = hugging.said(error)
+        raise ValueError(f"teacher: {type(language).__name__} cannot read two tokens ({told})") from None
+    if not bool(said.isfinite().all()):
+        raise ValueError(f"teacher: {type(language).__name__} answers with numbers that are not finite; is it damaged?")
     if not torch.allclose(said, found, rtol=2e-2, atol=2e-2 * float(said.abs().max().clamp(min=1e-3))):
         raise ValueError(
             f"teacher: the logits of {type(language).__name__} are more than a matrix of its features (a bias, a scale "
@@ -221,41 +200,8 @@ def checked_config(told: Any, source: str) -> dict[str, Any]:
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    fields = cast("dict[str, Any]", told) if isinstance(told, dict) else {}
-    kind = fields.get("model_type")
-    if not isinstance(kind, str) or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise ValueError(f"{source}: expected a causal language model of transformers, got {making.short(kind)}")
-    if fields.get("quantization_config"):
-        raise ValueError(
-            f"{source}: expected a network with its own weights, got one that is quantized or linear already"
-        )
-    kept = {n: value for n, value in fields.items() if n not in DROPPED and not n.startswith("_")}
-    _check_plain(kept, source, 0)
-    return kept
-
-
-def _check_plain(value: Any, source: str, depth: int) -> None:
-    """Raise ValueError for what no configuration would say: lists without end, numbers beyond any network."""
-    if isinstance(value, (dict, list)):
-        items = cast("list[Any]", list(value.values() if isinstance(value, dict) else value))  # pyright: ignore
-        if depth == DEEPEST or len(items) > 4096:
-            raise ValueError(f"{source}: expected a configuration of plain fields, got {making.short(items)}")
-        for item in items:
-            _check_plain(item, source, depth + 1)
-    elif isinstance(value, (int, float)) and abs(value) > 2**40:
-        raise ValueError(f"{source}: expected numbers that a network can have, got {making.short(value)}")
-
-
-def _read(path: Path) -> str:
-    if path.stat().st_size > LONGEST:
-        raise ValueError(f"{path}: expected at most {LONGEST:,} bytes of JSON")
-    return path.read_text(encoding="utf-8")
-
-
-def _digest(files: list[Path]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as opened:
-            while part := opened.read(2**24):
-                digest.update(part)
-    return digest.hexdigest()
+    fields = hugging.checked_fields(told, source, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "a causal language model")
+    tokens = fields.get("vocab_size", 1)
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
+        raise ValueError(f"{source}: vocab_size: expected a whole number of at least 1, got {making.short(tokens)}")
+    return fields

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from ...models.making import MOST_NUMBERS
 from ...train.checkpoint import BEST
 from ...train.page import Section
-from ...train.recipe import Recipe
 from ...train.settings import Check
-from ...train.task import Job, Setup, unknown_recipe
+from ...train.task import Job, Setup
 from ..classify.samples import Batch
 from ..classify.settings import ClassifySettings
 from ..classify.task import Classify, ClassifyWork
@@ -25,6 +24,7 @@ from ..images.batching import as_tensor
 from ..images.labelled.images import Images
 from ..using import load_trained
 from .lesson import Lesson, begin, let_learn, rate_of, student_of
+from .recipes import stage, stages
 from .settings import SwapSettings, told_of
 
 LOOKED_AT = 64  # test images that the report measures layers on
@@ -40,6 +40,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
 class DistilSettings(ClassifySettings, SwapSettings):
     """Replaced below, by what all its fields are."""
 
+    bound: ClassVar[tuple[str, ...]] = (*SwapSettings.bound, *ClassifySettings.bound)
     checks: ClassVar[Mapping[str, Check]] = {**SwapSettings.checks, **ClassifySettings.checks}
 
 
@@ -84,14 +85,11 @@ class Distil(Classify):
     @property
     def recipes(self) -> Mapping[str, Setup]:
         """The two stages."""
-        plain = Setup(self, Recipe(), DistilSettings())
-        return {name: plain.changed(**fields) for name, fields in RECIPES.items()}
+        return stages(self, RECIPES)
 
     def preset(self, model: str, name: str | None) -> Setup:
         """That of the second stage unless the first is named."""
-        if (name or "whole") not in RECIPES:
-            raise unknown_recipe(name or "", RECIPES)
-        return self.recipes[name or "whole"]
+        return stage(self.recipes, name)
 
     def settle(self, job: Job[ClassifySettings], data: Images) -> Job[ClassifySettings]:
         """What the teacher was trained with, and which teacher it is."""

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from ...models import making
 from ...train.draws import Draw
 from ...train.page import Section
-from ...train.recipe import Recipe
 from ...train.settings import Check
-from ...train.task import Job, Setup, unknown_recipe
+from ...train.task import Job, Setup
 from ..language.opening import Corpus
 from ..language.puzzles import Puzzles
 from ..language.questions import Questions
@@ -26,8 +25,9 @@ from ..language.settings import LanguageSettings
 from ..language.task import CONTEXT, Language
 from ..language.tokens import TokenFiles
 from ..language.work import LanguageWork, QuestionsWork
-from . import causal
+from . import causal, hugging
 from .lesson import Lesson, begin, let_learn, rate_of, student_of
+from .recipes import stage, stages
 from .settings import SwapSettings, told_of
 
 TEACHER = "teacher"
@@ -58,6 +58,7 @@ class DistilLanguageSettings(LanguageSettings, SwapSettings):
     """Replaced below, by what all its fields are."""
 
     tokenizer: str = TEACHER
+    bound: ClassVar[tuple[str, ...]] = (*SwapSettings.bound, *LanguageSettings.bound)
     checks: ClassVar[Mapping[str, Check]] = {**SwapSettings.checks, **LanguageSettings.checks}
 
 
@@ -129,25 +130,18 @@ class DistilLanguage(Language):
     @property
     def recipes(self) -> Mapping[str, Setup]:
         """The two stages."""
-        plain = Setup(self, Recipe(), DistilLanguageSettings())
-        return {name: plain.changed(**fields) for name, fields in RECIPES.items()}
+        return stages(self, RECIPES)
 
     def preset(self, model: str, name: str | None) -> Setup:
         """That of the second stage unless the first is named."""
-        if (name or "whole") not in RECIPES:
-            raise unknown_recipe(name or "", RECIPES)
-        return self.recipes[name or "whole"]
+        return stage(self.recipes, name)
 
     def settle(self, job: Job[LanguageSettings], data: Corpus) -> Job[LanguageSettings]:
         """What the teacher is, and the context."""
         if isinstance(data, Questions):
             raise ValueError(f"data: {data.name} is to be judged by alone; distil on text and then use `affinear eval`")
         source = causal.source_of(_chosen(job).teacher)
-        kind = source.config["model_type"]
-        if job.model != kind:
-            raise ValueError(f"model: expected {kind}, as the teacher is, got {making.short(job.model)}")
-        if job.model_args:
-            raise ValueError(f"model_args: expected none, as the teacher tells all, got {', '.join(job.model_args)}")
+        hugging.check_asked(job.model, job.model_args, source.config["model_type"])
         spelled = _spelling(job.settings.tokenizer, source, data)
         if spelled.size > int(source.config.get("vocab_size", 0)):
             raise ValueError(

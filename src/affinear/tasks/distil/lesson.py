@@ -1,14 +1,14 @@
 """What distilling is, whatever is distilled: how a student is made of a network, and what it learns from its teacher.
 
-Another kind of network needs one file beside this one: a task that inherits from the one whose data it has, with
-settings that inherit from `SwapSettings` too, and a `Lesson` in its work. It says how a teacher is read, and how a
-network is called on a batch; `classify.py` is the shortest.
+Another kind of network needs a task beside this file: it has the data and scores of another, by inheriting from it
+where their settings are the same; settings that inherit from `SwapSettings` too; and a `Lesson` in its work. It says
+how a teacher is read, and how a network is called on a batch; `classify.py` is the shortest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,19 +23,25 @@ from .settings import ATTENTION, SwapSettings
 
 HIGHEST_RANK = 4096
 Call = Callable[[nn.Module], Any]
+M = TypeVar("M", bound=nn.Module)
 
 
 def student_of(network: nn.Module, chosen: SwapSettings) -> nn.Module:
     """A softmax network with its attention swapped, in place, and low-rank updates where they are asked for."""
-    every = chosen.keep_every
-    places = range(len(find(network)))
-    layers = "all" if not every else [place for place in places if place % every != every - 1]
-    student = apply(network, chosen.choices(), layers)[0]
+    student = swapped(network, chosen, chosen.left())
     if chosen.low_rank > HIGHEST_RANK:
         raise ValueError(f"low_rank: expected at most {HIGHEST_RANK}, got {chosen.low_rank}")
     if chosen.low_rank:
         add_low_rank(student, chosen.low_rank, _places(student, chosen.low_rank_on))
     return student
+
+
+def swapped(network: M, chosen: SwapSettings, leave: Sequence[int | str]) -> M:
+    """A softmax network with its attention swapped, in place, and these layers left beside those of `keep_every`."""
+    every = chosen.keep_every
+    places = range(len(find(network)))
+    layers = "all" if not every else [place for place in places if place % every != every - 1]
+    return apply(network, chosen.choices(), layers, leave)[0]
 
 
 def _places(student: nn.Module, where: str) -> list[str]:

@@ -16,8 +16,21 @@ STAGES = ("layers", "whole")
 ATTENTION = "attention"
 
 
+def _is_string(value: object) -> bool:
+    return isinstance(value, str)
+
+
 def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value)
+    return _is_string(value) and bool(value)
+
+
+def _linear() -> list[str]:
+    """Mechanisms with a state that are registered now, and a window alone."""
+    return [*(name for name, rule in mechanisms().items() if rule.gain is not None), "none"]
+
+
+def _is_linear(value: object) -> bool:
+    return value in _linear()
 
 
 @dataclass(frozen=True)
@@ -25,19 +38,20 @@ class SwapSettings(Settings):
     """How a linearized network is made and taught.
 
     Attributes:
-        teacher: Folder of the run, or file of weights, of the softmax network; a folder of transformers' for language.
-            Read while the student learns.
+        teacher: Folder of the run, or file of weights, of the softmax network; a folder of transformers' for language
+            and speech. Read while the student learns.
         stage: "layers": each swapped layer learns to answer as the one it replaced, on the teacher's inputs, and
             nothing else changes. "whole": the network learns to say what its teacher says.
         mechanism: What softmax is swapped for; "none" for a window alone.
         feature_map: "own", "learned" or "hedgehog", as `Choices` has them.
         gain: Whether each head learns a factor of what it adds to the mean value.
         norm: Whether each head learns to normalise its answer.
-        window: Latest tokens that causal layers still see by softmax.
+        window: Latest tokens that causal layers still see by softmax; an encoder's see as many after each token, too.
         sinks: First tokens that they see as well.
         convolution: Side of a depthwise convolution of the values, added; 0 for none.
         bias: What becomes of a bias of position: "position", "leave" or "drop".
         keep_every: One layer in so many stays softmax, the last of each; 0 for none.
+        leave: Layers that stay softmax as well: their numbers from 0, or patterns of their names, with commas.
         low_rank: Rank of updates of linear layers, which then learn alone, beside what the swap added; 0 for none: all
             weights of the stage learn.
         low_rank_on: Which linear layers have one: "attention" for those of the swapped layers, or patterns of their
@@ -48,6 +62,21 @@ class SwapSettings(Settings):
         label_weight: What cross entropy with the labels counts.
         temperature: Of both distributions.
     """
+
+    bound: ClassVar[tuple[str, ...]] = (
+        "mechanism",
+        "feature_map",
+        "gain",
+        "norm",
+        "window",
+        "sinks",
+        "convolution",
+        "bias",
+        "keep_every",
+        "leave",
+        "low_rank",
+        "low_rank_on",
+    )
 
     teacher: str | None = None
     stage: str = "whole"
@@ -60,6 +89,7 @@ class SwapSettings(Settings):
     convolution: int = 0
     bias: str = "position"
     keep_every: int = 0
+    leave: str = ""
     low_rank: int = 0
     low_rank_on: str = ATTENTION
     added_rate: float = 1.0
@@ -71,7 +101,7 @@ class SwapSettings(Settings):
     checks: ClassVar[Mapping[str, Check]] = {
         "teacher": settings.text(optional=True),
         "stage": settings.one_of(STAGES),
-        "mechanism": settings.one_of((*(n for n, rule in mechanisms().items() if rule.gain is not None), "none")),
+        "mechanism": Check(f"one of {', '.join(_linear())}, or another that is registered and linear", _is_linear, str),
         "feature_map": settings.one_of(get_args(FeatureMap)),
         "gain": settings.truth(),
         "norm": settings.truth(),
@@ -80,6 +110,7 @@ class SwapSettings(Settings):
         "convolution": settings.whole(0),
         "bias": settings.one_of(get_args(Bias)),
         "keep_every": settings.whole(0),
+        "leave": Check("numbers or names of layers, with commas", _is_string, str),
         "low_rank": settings.whole(0),
         "low_rank_on": Check("attention, or patterns of names with commas", _is_text, str),  # commas stay
         "added_rate": settings.more_than_0(),
@@ -101,6 +132,11 @@ class SwapSettings(Settings):
             self.convolution,
             self.bias,  # pyright: ignore[reportArgumentType]
         )
+
+    def left(self) -> list[int | str]:
+        """What `leave` names, as `affinear.linearize` takes it."""
+        parts = [part.strip() for part in self.leave.split(",") if part.strip()]
+        return [int(part) if part.isdecimal() else part for part in parts]
 
     def weights(self) -> Weights:
         """What the parts of the second stage's loss count."""
