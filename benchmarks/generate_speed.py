@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 import affinear.models  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers the names
 from affinear.bench import machine
+from affinear.bench.timing import seconds_of, synchronize
 from affinear.models.making import make
 from affinear.tasks.generate.task import AROUND
 
@@ -79,7 +80,7 @@ def size_of(
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(given.turns + 2):  # two to warm up
         for name, ask in passes.items():
-            spent = timed(ask, device)
+            spent = seconds_of(ask, device)
             if turn >= 2:
                 seconds[name].append(spent)
     found: list[dict[str, Any]] = []
@@ -125,31 +126,16 @@ def ready(given: argparse.Namespace, name: str, around: str, x: Tensor) -> Calla
     return ask
 
 
-def timed(ask: Callable[[], Tensor], device: torch.device) -> float:
-    """Seconds of one pass."""
-    wait(device)
-    began = time.perf_counter()
-    ask()
-    wait(device)
-    return time.perf_counter() - began
-
-
 def peak(ask: Callable[[], Tensor], device: torch.device) -> float:
     """Gigabytes that one pass takes beyond what was there before it; 0 where nobody counts."""
     if device.type != "cuda":
         return 0.0
-    wait(device)
+    synchronize(device)
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     ask()
-    wait(device)
+    synchronize(device)
     return (torch.cuda.max_memory_allocated() - before) / 2**30
-
-
-def wait(device: torch.device) -> None:
-    """Until the GPU is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def table(rows: list[dict[str, Any]]) -> str:

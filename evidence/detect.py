@@ -406,10 +406,8 @@ def train_all(given: argparse.Namespace) -> None:
     plans = plans_of(given)
     for name, plan in plans.items():
         prepare(plan, given.data, given.out / f"{name}.pt")
-    names, folder = [one.name for one in trainings(list(plans), given.seeds)], given.out / "cells"
-    cells = [
-        Cell(name, folder / f"{name}.json", folder / f"{name}.log", (*sys.argv[1:], "--cell", name)) for name in names
-    ]
+    names = [one.name for one in trainings(list(plans), given.seeds)]
+    cells = [Cell.in_files(name, given.out / "cells", (*sys.argv[1:], "--cell")) for name in names]
     left = work_off(__file__, cells, How(given.parallel, given.minutes, stop=False), lambda one: line(one.read() or {}))
     if left:
         print(f"{len(left)} cells are left: {', '.join(one.title for one in left)}", flush=True)

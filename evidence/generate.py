@@ -7,12 +7,12 @@
     PYTHONPATH=src python evidence/generate.py train --data cifar-10 --output probe --probe
 
 `train` trains every arm with every seed that is not there yet, some processes at a time, all by the same settings and
-for as many steps, and judges the averaged weights: FID, kernel distance, precision, recall. It writes
-`generate.json` after each, and `samples.png`, a row of pictures for each arm. When the time is over the runs save
-themselves, and the same command goes on. `speed` measures each arm by itself: images per second of the whole sampler,
-and memory. `check` measures the distance of the test images from the training images, which is known: about 3.2 over
-Inception; and keeps the features of the training images, so that no cell after it has to compute them. `--probe` does
-a few steps of every arm and says how long the whole would take.
+for as many steps, about 20 GB of the GPU each, and judges the averaged weights: FID, kernel distance, precision,
+recall. It writes `generate.json` after each, and `samples.png`, a row of pictures for each arm. When the time is over
+the runs save themselves, and the same command goes on. `speed` measures each arm by itself: images per second of the
+whole sampler, and memory. `check` measures the distance of the test images from the training images, which is known:
+about 3.2 over Inception; and keeps the features of the training images, so that no cell after it has to compute them.
+`--probe` does a few steps of every arm and says how long the whole would take.
 
 In all arms convolution, gate and positions are the same; one of them has no attention.
 """
@@ -25,7 +25,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from torch import Tensor, nn
 
 import affinear.models  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers the names
 from affinear import tasks
+from affinear.bench.timing import seconds_of
 from affinear.models.making import make
 from affinear.tasks.generate import TASK, metrics
 from affinear.tasks.generate.features import features_of
@@ -47,9 +48,11 @@ from affinear.tasks.images.batching import Batching
 from affinear.train import Recipe, Run, train
 from affinear.train.progress import Progress
 from affinear.train.spelling import parse, parse_model_args
-from running.cells import Cell, How, is_worker, serve, work_off
+from running.cells import Cell, is_worker, results, serve
 from running.files import keep
-from running.machine import machine, wait
+from running.machine import machine
+from running.options import add_options, again, arms_of, how_of, numbers
+from running.telling import work_off_and_tell
 
 MODEL = "dit_s_2"
 ARMS = ("softmax", "mala", "linear", "none", "mala_released", "nala", "inline")
@@ -91,31 +94,27 @@ def main() -> int:
 def trained(given: argparse.Namespace) -> int:
     """Train what is left of all arms and seeds, and tell what came out so far."""
     arms = chosen(given.arms)
-    seeds = [int(seed) for seed in given.seeds.split(",")]
-    cells = [cell_of(given, arm, seed) for seed in seeds for arm in arms]
+    cells = [cell_of(given, arm, seed) for seed in numbers(given.seeds) for arm in arms]
     began = time.monotonic()
-
-    def finished(one: Cell) -> str:
-        tell(cells, given)
-        found = one.read() or {}
-        return f"{found['score']['frechet']:.2f} after {found['seconds']:.0f} s"
-
     # A cell compiles, and torch remembers only so many programs for the same lines.
-    mps = given.output / "mps" if given.mps else None
-    left = work_off(__file__, cells, How(given.parallel, given.minutes, fresh=True, threads=2, mps=mps), finished)
-    print(tell(cells, given))
+    how = how_of(given, given.output, fresh=True, threads=2)
+    code = work_off_and_tell(__file__, cells, how, lambda: tell(cells, given), line)
     if given.probe:
         foretell(cells, given, time.monotonic() - began)
-    return int(bool(left))
+    return code
+
+
+def line(found: Mapping[str, Any]) -> str:
+    """A cell in a line."""
+    return f"{found['score']['frechet']:.2f} after {found['seconds']:.0f} s"
 
 
 def chosen(arms: str | None) -> list[str]:
     """The arms that are asked for."""
-    found: list[str] = [name.strip() for name in arms.split(",")] if arms else list(ARMS)
-    for name in found:
-        if name not in ARMS:
-            raise SystemExit(f"--arms: expected some of {', '.join(ARMS)}, got {name!r}")
-    return found
+    try:
+        return arms_of(arms, ARMS, ARMS)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
 
 
 def cell_of(given: argparse.Namespace, arm: str, seed: int) -> Cell:
@@ -126,11 +125,7 @@ def cell_of(given: argparse.Namespace, arm: str, seed: int) -> Cell:
         if getattr(given, name) is not None:
             told += [f"--{name.replace('_', '-')}", str(getattr(given, name))]
     told += ["--features", given.features, *(["--eager"] if given.eager else [])]
-    for option, changes in (("--set", given.set), ("--model-arg", given.model_arg)):
-        for change in changes or []:
-            told += [option, change]
-    log = folder.with_name(f"{folder.name}.txt")
-    return Cell(f"{arm}, seed {seed}", folder / "result.json", log, tuple(told))
+    return Cell.in_folder(f"{arm}, seed {seed}", folder, [*told, *again(given, "set", "model_arg")])
 
 
 def cell(given: argparse.Namespace) -> None:
@@ -187,7 +182,7 @@ def model_args(given: argparse.Namespace) -> dict[str, Any]:
 
 def tell(cells: Sequence[Cell], given: argparse.Namespace) -> str:
     """Write all that is done as JSON and as pictures, and give it as a table."""
-    done = [found for one in cells if (found := one.read()) is not None]
+    done = results(cells)
     about = {"machine": machine(), "parallel": given.parallel, "features": given.features, "cells": done}
     keep(given.output / ("probe.json" if given.probe else "generate.json"), about)
     pictures([one.result.parent for one in cells if one.is_done], given.output / "samples.png")
@@ -226,7 +221,7 @@ def pictures(folders: Sequence[Path], path: Path) -> None:
 
 def foretell(cells: Sequence[Cell], given: argparse.Namespace, seconds: float) -> None:
     """How long the whole would take, by what the probe took."""
-    done = [found for one in cells if (found := one.read()) is not None]
+    done = results(cells)
     if not done:
         return
     # All processes share the GPU, so the sum of their rates is what it does.
@@ -326,11 +321,7 @@ def sampled(network: nn.Module, given: argparse.Namespace, device: torch.device)
     def ask(x: Tensor, times: Tensor, told: Tensor) -> Tensor:
         return network(x.to(torch.bfloat16), times, told)
 
-    wait(device)
-    began = time.perf_counter()
-    sample(ask, Flow(), Way("euler", given.sample_steps), noise, labels)
-    wait(device)
-    return time.perf_counter() - began
+    return seconds_of(lambda: sample(ask, Flow(), Way("euler", given.sample_steps), noise, labels), device)
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -340,7 +331,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--data", default="cifar-10", help="folder of CIFAR-10 in its binary or its Python layout")
     parser.add_argument("--output", type=Path, default=Path("outputs"))
     parser.add_argument("--arms", help=f"some of {', '.join(ARMS)}, with commas; all unless told")
-    parser.add_argument("--seeds", default="0", help="with commas")
+    add_options(parser, parallel=4, workers=2, minutes=9.0, seeds="0")
     parser.add_argument("--steps", type=int, default=3000, help="of every cell")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--made", type=int, default=10_000, help="images that are made to be judged")
@@ -348,17 +339,12 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--features", default="inception", choices=("inception", "random"))
     parser.add_argument("--reference", type=int, help="training images they are compared with; all unless told")
     parser.add_argument("--limit", type=int, help="training images at most, for trying the script out")
-    parser.add_argument("--minutes", type=float, default=9.0)
-    parser.add_argument("--parallel", type=int, default=4, help="cells at a time; about 20 GB each")
-    parser.add_argument("--workers", type=int, default=2, help="processes of a cell that read images")
-    parser.add_argument("--mps", action="store_true", help="share the GPU by NVIDIA's MPS")
     parser.add_argument("--eager", action="store_true", help="do not compile")
     parser.add_argument(
         "--probe", action="store_true", help=f"{PROBED} steps of every arm, and how long the whole takes"
     )
     parser.add_argument("--speed-batch", type=int, default=512)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--set", action="append", help="any other field of recipe or settings: field=value")
     parser.add_argument("--model-arg", action="append", help="of the network: name=value")
     return parser
 

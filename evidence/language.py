@@ -19,7 +19,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,12 @@ from affinear.train import Recipe, Run, train
 from affinear.train.engine import ready, settled
 from affinear.train.spelling import parse
 from packing.pubmed import abstracts
-from running.cells import Cell, How, is_worker, serve, work_off
+from running.cells import Cell, is_worker, results, serve
 from running.files import keep
-from running.machine import machine, wait
+from running.machine import machine
+from running.options import add_options, again, how_of, listed, numbers
+from running.steps import alone
+from running.telling import work_off_and_tell
 
 ARMS = ("softmax", "linear", "mala", "mala_released", "nala", "inline", "mamba2")
 STEPS = {"text": 1_000, "recall": 1_500}
@@ -55,22 +58,12 @@ def main() -> int:
         prepare(given.prepare, given.tokens)
         return 0
     given.output.mkdir(parents=True, exist_ok=True)
-    arms, seeds = [arm.strip() for arm in given.arms.split(",")], [int(seed) for seed in given.seeds.split(",")]
-    kinds = [kind.strip() for kind in given.kinds.split(",")]
+    arms, seeds, kinds = listed(given.arms), numbers(given.seeds), listed(given.kinds)
     if given.probe:
         probe(given, kinds, arms, seeds)
         return 0
     cells = [one for seed in seeds for kind in kinds for arm in arms for one in cells_of(given, kind, arm, seed)]
-
-    def finished(one: Cell) -> str:
-        tell(cells, given)
-        score = (one.read() or {})["score"]
-        return f"perplexity {score['perplexity']:.2f}, accuracy {score['accuracy']:.1%}"
-
-    how = How(given.parallel, given.minutes, mps=given.output / "mps" if given.mps else None)
-    left = work_off(__file__, cells, how, finished)
-    print(tell(cells, given))
-    return int(bool(left))
+    return work_off_and_tell(__file__, cells, how_of(given, given.output), lambda: tell(cells, given), line)
 
 
 def prepare(folder: Path, tokens: Path) -> None:
@@ -109,12 +102,9 @@ def cells_of(given: argparse.Namespace, kind: str, arm: str, seed: int) -> list[
         folder = given.output / "language" / kind / f"{arm}-{width}-{seed}"
         told = ["--cell", kind, "--arms", arm, "--width", str(width), "--seeds", str(seed), "--output", str(folder)]
         told += ["--tokens", str(given.tokens), "--share", str(given.share), "--workers", str(given.workers)]
-        told += ["--recall", given.recall]
-        for change in given.set or []:
-            told += ["--set", change]
+        told += ["--recall", given.recall, *again(given, "set")]
         size = f", head width {width}" if width else ""
-        result, log = folder / "result.json", folder.with_name(f"{folder.name}.txt")
-        found.append(Cell(f"{kind}, {arm}{size}, seed {seed}", result, log, tuple(told)))
+        found.append(Cell.in_folder(f"{kind}, {arm}{size}, seed {seed}", folder, told))
     return found
 
 
@@ -167,9 +157,14 @@ def cell(given: argparse.Namespace) -> None:
     keep(given.output / "result.json", found)
 
 
+def line(found: Mapping[str, Any]) -> str:
+    """A cell in a line."""
+    return f"perplexity {found['score']['perplexity']:.2f}, accuracy {found['score']['accuracy']:.1%}"
+
+
 def tell(cells: Sequence[Cell], given: argparse.Namespace) -> str:
     """Write all that is done as JSON, and give it as tables."""
-    done = [found for one in cells if (found := one.read()) is not None]
+    done = results(cells)
     keep(given.output / "language.json", {"machine": machine(), "parallel": given.parallel, "cells": done})
     lines = ["| arm | seeds | perplexity, mean | lowest to highest | parameters | steps | tokens/s, shared |"]
     lines += ["|---|---|---|---|---|---|---|"]
@@ -199,7 +194,7 @@ def probe(given: argparse.Namespace, kinds: Sequence[str], arms: Sequence[str], 
     for kind, arm in itertools.product(kinds, arms):
         if not cells_of(given, kind, arm, 0):
             continue
-        rows.append(alone(given, kind, arm, device))
+        rows.append(probed(given, kind, arm, device))
         told = "{kind}, {arm}: {ms:.1f} ms a step, {rate:,.0f} tokens/s, {gigabytes:.2f} GB, {parameters:,} parameters"
         print(told.format(**rows[-1]), flush=True)
         keep(given.output / "language_alone.json", {"machine": machine(), "rows": rows})
@@ -208,7 +203,7 @@ def probe(given: argparse.Namespace, kinds: Sequence[str], arms: Sequence[str], 
     print(f"The whole, if processes only took turns on the GPU: {total:.0f} minutes for {len(seeds)} seeds", flush=True)
 
 
-def alone(given: argparse.Namespace, kind: str, arm: str, device: torch.device) -> dict[str, Any]:
+def probed(given: argparse.Namespace, kind: str, arm: str, device: torch.device) -> dict[str, Any]:
     """One arm alone: the median of some training steps, and the most memory."""
     model, args = made_with(kind, arm, WIDTHS[-1])
     changes = {**changes_of(given, kind, 0), "workers": 0}
@@ -218,29 +213,14 @@ def alone(given: argparse.Namespace, kind: str, arm: str, device: torch.device) 
     job = settled(Run(model, spec, Path(), setup, args), data)
     network = setup.task.network(job).to(device).train()
     work = setup.task.work(job, data, device)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    seconds: list[float] = []
-    for batch in itertools.islice(ready(work.train_loader(), work), given.probe_steps):
-        moved = type(batch)(*(part.to(device) for part in batch))
-        wait(device)
-        began = time.perf_counter()
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = work.loss(network, moved)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        wait(device)
-        seconds.append(time.perf_counter() - began)
-    median = statistics.median(seconds[len(seconds) // 3 :])
+    found = alone(network, work.loss, itertools.islice(ready(work.train_loader(), work), given.probe_steps), device)
     return {
         "kind": kind,
         "arm": arm,
-        "ms": 1000 * median,
-        "rate": work.per_step / median,
-        "gigabytes": torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0,
-        "parameters": sum(weight.numel() for weight in network.parameters()),
+        "ms": 1000 * found.seconds,
+        "rate": work.per_step / found.seconds,
+        "gigabytes": found.gigabytes,
+        "parameters": found.parameters,
     }
 
 
@@ -252,14 +232,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--prepare", type=Path, help="folder of PubMed's .xml.gz: write token files, and stop")
     parser.add_argument("--kinds", default="text,recall")
     parser.add_argument("--arms", default=",".join(ARMS))
-    parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--share", type=float, default=1.0, help="of the steps that each kind has here")
     parser.add_argument("--recall", default=RECALL, help="the puzzle")
-    parser.add_argument("--minutes", type=float, default=25)
-    parser.add_argument("--parallel", type=int, default=4, help="processes at a time")
-    parser.add_argument("--workers", type=int, default=1, help="processes that read, for each")
-    parser.add_argument("--mps", action="store_true", help="let NVIDIA's MPS share the GPU")
-    parser.add_argument("--set", action="append", help="field=value of recipe or task")
+    add_options(parser, parallel=4, workers=1, minutes=25)
     parser.add_argument("--probe", action="store_true", help="measure each arm alone, and stop")
     parser.add_argument("--probe-steps", type=int, default=12)
     parser.add_argument("--cell", help=argparse.SUPPRESS)

@@ -29,9 +29,9 @@ from torchvision.transforms.v2 import RandomResizedCrop
 from torchvision.transforms.v2.functional import resized_crop
 
 import affinear
+from affinear.bench.timing import synchronize as wait
 from affinear.linearizing.distil import relative_error
 from packing.pack_teachers import dino_network
-from running.machine import wait
 from running.stages import (
     MECHANISMS,
     Clock,

@@ -7,9 +7,11 @@ r"""What SmolLM2-135M keeps when its attention becomes linear: the evidence, on 
 
 The rows: the teacher; the teacher with a window of 64 tokens and 4 sinks, not trained, which is the row to beat;
 and for each form and mechanism the network swapped, after the first stage, and after both. Forms: `pure` is linear
-everywhere, `window` has that window beside it, `kept` leaves one layer in four as it was. Each row has the
-perplexity of abstracts held out and of other text, and what is recalled from beyond the window: random tokens that
-were seen once, 128 and 512 tokens before, with 16 before as a check.
+everywhere, `window` has that window beside it, `kept` leaves one layer in four as it was, `left4` and `left8` have the
+window and leave the four or eight layers that miss most what is beyond it, chosen on texts to learn from with the
+window alone, and so the same for all mechanisms. Each row has the perplexity of abstracts held out and of other text,
+and what is recalled from beyond the window: random tokens that were seen once, 128 and 512 tokens before, with 16
+before as a check.
 
 `rows.json` is written after every row, and the same command goes on where it stopped; with `rows.json` alone, on
 another machine, whatever has its rows is passed over. A cell's checkpoints are deleted once its rows are there.
@@ -18,6 +20,7 @@ another machine, whatever has its rows is passed over. A cell's checkpoints are 
 from __future__ import annotations
 
 import argparse
+import copy
 import itertools
 import json
 import os
@@ -32,11 +35,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 
-import affinear
 from affinear import tasks
+from affinear.bench.timing import synchronize as wait
+from affinear.linearizing import Choices
+from affinear.linearizing.cache import MemoryLayer
 from affinear.linearizing.crossover import crossovers
+from affinear.linearizing.leaving import layers_to_leave
+from affinear.tasks.distil import lesson
 from affinear.tasks.distil.causal import Student
 from affinear.tasks.language.scoring import perplexity
 from affinear.tasks.language.tokens import TokenFiles, read
@@ -45,11 +52,11 @@ from affinear.train.checkpoint import LAST
 from affinear.train.engine import ready, settled
 from affinear.train.faults import Interrupted
 from running.files import keep
-from running.machine import machine, wait
+from running.machine import machine
 
 MECHANISMS = ("mala", "nala", "linear", "inline")
 # Hedgehog's map takes the place of a mechanism's own; under it mala and linear are one.
-MAPS = {"mala": "hedgehog", "nala": "learned", "linear": "learned", "inline": "learned"}
+MAPS = {"mala": "hedgehog", "nala": "learned", "linear": "learned", "inline": "learned", "none": "own"}
 WINDOW: dict[str, Any] = {"window": 64, "sinks": 4}
 LOCAL: dict[str, Any] = {"convolution": 5}  # where no window looks at neighbours
 FORMS: dict[str, dict[str, Any]] = {
@@ -57,7 +64,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "pure": LOCAL,
     "kept": {**LOCAL, "keep_every": 4},
 }
-STEPS = {"layers": 300, "whole": 1_000}
+LEFT = "left"  # and a number: a window, and so many layers that stay
+STAGES, STEPS = ("layers", "whole"), (300, 1_000)
 CONTEXT, DISTANCES, SPAN, CUE = 1_024, (16, 128, 512), 24, 8
 LENGTHS = tuple(2**power for power in range(10, 18))
 AHEAD = 32  # tokens that are generated at each length
@@ -109,6 +117,7 @@ def main() -> int:
     stop.daemon = True
     stop.start()
     try:
+        choose_left(given, rows)
         untrained(given, rows)
         if not given.no_speed:
             speeds(given, rows, ends)
@@ -125,14 +134,15 @@ def main() -> int:
 
 
 def cell(given: argparse.Namespace, mechanism: str, form: str, rows: Rows) -> None:
-    """Swap, judge, and distil in two stages, with a row after each."""
+    """Swap, judge, and distil in the stages that have steps, with a row after each."""
     key: dict[str, Any] = {"kind": "quality", "mechanism": mechanism, "form": form}
-    if rows.has(**key, row="whole"):
+    stages = [stage for stage, steps in zip(STAGES, given.steps, strict=True) if steps]
+    if rows.has(**key, row=stages[-1]):
         return
     folder = given.output / f"{mechanism}-{form}"
     weights: Path | None = None
-    for stage in STEPS:
-        changes = changes_of(given, stage, mechanism, form)
+    for stage in stages:
+        changes = changes_of(given, stage, mechanism, form_of(form, rows))
         began = time.monotonic()
         run = Run("llama", str(given.tokens / "mixed"), folder / stage,
                   tasks.recipe_for("distil_language", "llama", stage, **changes), {}, weights)  # fmt: skip
@@ -140,21 +150,46 @@ def cell(given: argparse.Namespace, mechanism: str, form: str, rows: Rows) -> No
         weights = last = Path(folder, stage, LAST)
         if not rows.has(**key, row=stage):
             network: Any = tasks.load_trained(last).network
-            tokens = changes["steps"] * changes["batch_size"] * CONTEXT
+            tokens = changes["steps"] * changes["batch_size"] * given.context
             curve = [(r.step, None if r.test is None else r.test["perplexity"]) for r in result.records]
             rows.add(**key, row=stage, **judge(given, network.model), tokens=tokens, curve=curve,
                      seconds=time.monotonic() - began, per_second=result.per_second,
                      peak_memory=result.peak_memory)  # fmt: skip
-    for stage in STEPS:
+    for stage in stages:
         shutil.copy(folder / stage / "report.html", given.output / f"{mechanism}-{form}-{stage}.html")
     shutil.rmtree(folder)
 
 
-def changes_of(given: argparse.Namespace, stage: str, mechanism: str, form: str) -> dict[str, Any]:
+def choose_left(given: argparse.Namespace, rows: Rows) -> None:
+    """Rank the layers that miss most what is beyond the window, once, where a form leaves some."""
+    most = max((int(form.removeprefix(LEFT)) for form in given.forms.split(",") if form.startswith(LEFT)), default=0)
+    if not most or rows.has(kind=LEFT):
+        return
+    began, text = time.monotonic(), np.asarray(read(given.tokens / "mixed").train, np.int64)
+    starts = np.random.default_rng(0).integers(0, len(text) - given.context, given.left_rows)
+    tokens = torch.from_numpy(np.stack([text[start : start + given.context] for start in starts])).to(given.device)
+    found = layers_to_leave(
+        loaded(given), lambda network: network(tokens, use_cache=False), most, Choices("none", **WINDOW),
+        told=lambda done, trials: print(f"layers to leave: trial {done} of {trials}", flush=True),
+    )  # fmt: skip
+    layers = [int(one.name.split(".")[2]) for one in found]
+    rows.add(kind=LEFT, layers=layers, costs=[one.cost for one in found], rows=given.left_rows,
+             seconds=time.monotonic() - began)  # fmt: skip
+
+
+def form_of(form: str, rows: Rows) -> dict[str, Any]:
+    """Fields of the task that make a form."""
+    if not form.startswith(LEFT):
+        return FORMS[form]
+    ranked = next(row["layers"] for row in rows.rows if row["kind"] == LEFT)
+    return {**FORMS["window"], "leave": ",".join(map(str, sorted(ranked[: int(form.removeprefix(LEFT))])))}
+
+
+def changes_of(given: argparse.Namespace, stage: str, mechanism: str, form: dict[str, Any]) -> dict[str, Any]:
     """Fields of recipe and task of one stage."""
-    steps = max(2, round(STEPS[stage] * given.share))
+    steps = given.steps[STAGES.index(stage)]
     told: dict[str, Any] = {
-        "teacher": str(given.model), "mechanism": mechanism, **FORMS[form], "context": given.context, "steps": steps,
+        "teacher": str(given.model), "mechanism": mechanism, **form, "context": given.context, "steps": steps,
         "eval_steps": max(1, steps // (1 if stage == "layers" else 3)), "batch_size": given.batch,
         "accumulate": given.accumulate, "workers": given.workers, "test_rows": 32, "test_batch": 8, "log_every": 10,
     }  # fmt: skip
@@ -164,9 +199,12 @@ def changes_of(given: argparse.Namespace, stage: str, mechanism: str, form: str)
 def untrained(given: argparse.Namespace, rows: Rows) -> None:
     """The teacher, its window alone, and every swap before it learns."""
     teacher = loaded(given)
+    forms = given.forms.split(",")
     named = [("softmax", "own", "teacher", None), ("none", "window", "window alone", {"mechanism": "none", **WINDOW})]
-    for form, mechanism in itertools.product(given.forms.split(","), given.mechanisms.split(",")):
-        told = {"mechanism": mechanism, "feature_map": MAPS[mechanism], "gain": True, **FORMS[form]}
+    for form in (form for form in forms if form.startswith(LEFT)):
+        named.append(("none", form, "window alone", {"mechanism": "none", **form_of(form, rows)}))
+    for form, mechanism in itertools.product(forms, given.mechanisms.split(",")):
+        told = {"mechanism": mechanism, "feature_map": MAPS[mechanism], "gain": True, **form_of(form, rows)}
         named.append((mechanism, form, "swapped", told))
     for mechanism, form, row, told in named:
         key = {"kind": "quality", "mechanism": mechanism, "form": form, "row": row}
@@ -184,11 +222,8 @@ def loaded(given: argparse.Namespace) -> Any:
 
 def swapped(teacher: Any, told: dict[str, Any]) -> Any:
     """A copy with its attention swapped, as the task would."""
-    every = told.get("keep_every", 0)
-    count = teacher.config.num_hidden_layers
-    layers = "all" if not every else [place for place in range(count) if place % every != every - 1]
-    plain = {name: value for name, value in told.items() if name not in ("keep_every", "mechanism")}
-    return affinear.linearize(teacher, told["mechanism"], layers=layers, **plain)[0].eval()
+    chosen = tasks.find("distil_language").settings(**told)
+    return lesson.swapped(copy.deepcopy(teacher), chosen, chosen.left()).eval()
 
 
 @torch.no_grad()
@@ -252,7 +287,11 @@ def speeds(given: argparse.Namespace, rows: Rows, ends: float) -> None:
             if rows.has(kind="speed", form=name, tokens=tokens) or time.monotonic() > ends - 20:
                 continue
             try:
-                rows.add(kind="speed", form=name, tokens=tokens, **speed(given, model, tokens))
+                found = (
+                    filled(given, model, tokens) if told is None and tokens > given.most_read
+                    else speed(given, model, tokens)
+                )  # fmt: skip
+                rows.add(kind="speed", form=name, tokens=tokens, **found)
             except torch.OutOfMemoryError:
                 rows.add(kind="speed", form=name, tokens=tokens, out_of_memory=True)
                 break
@@ -269,7 +308,7 @@ def speed(given: argparse.Namespace, model: Any, tokens: int) -> dict[str, float
     cuda, place = given.device.type == "cuda", given.device
     text = torch.randint(*usual(model), (1, tokens), device=place)
     reading, kept, peak, spent = 0.0, 0, 0, list[float]()
-    for turn in range(2):  # the first compiles kernels
+    for turn in range(2 if cuda else 1):  # the first compiles kernels
         before = torch.cuda.memory_allocated() if cuda else 0
         if cuda:
             torch.cuda.reset_peak_memory_stats()
@@ -279,15 +318,9 @@ def speed(given: argparse.Namespace, model: Any, tokens: int) -> dict[str, float
         wait(place)
         reading, cache = time.perf_counter() - began, out.past_key_values
         del out
-        kept = (torch.cuda.memory_allocated() - before) if cuda else 0
+        kept = (torch.cuda.memory_allocated() - before) if cuda else held(cache)
         peak = (torch.cuda.max_memory_allocated() - before) if cuda else 0
-        spent.clear()
-        for _ in range(AHEAD if turn else 2):
-            wait(place)
-            began = time.perf_counter()
-            cache = model(text[:, :1], past_key_values=cache, use_cache=True).past_key_values
-            wait(place)
-            spent.append(time.perf_counter() - began)
+        spent = after(given, model, text[:, :1], cache, AHEAD if turn or not cuda else 2)
         del cache
     return {
         "reading_seconds": reading, "ms_a_token": 1000 * statistics.median(spent), "kept_megabytes": kept / 1e6,
@@ -295,12 +328,44 @@ def speed(given: argparse.Namespace, model: Any, tokens: int) -> dict[str, float
     }  # fmt: skip
 
 
+def after(given: argparse.Namespace, model: Any, token: Tensor, cache: Any, count: int) -> list[float]:
+    """Seconds of each of so many tokens that come after what a cache holds."""
+    spent: list[float] = []
+    for _ in range(count):
+        wait(given.device)
+        began = time.perf_counter()
+        cache = model(token, past_key_values=cache, use_cache=True).past_key_values
+        wait(given.device)
+        spent.append(time.perf_counter() - began)
+    return spent
+
+
+def filled(given: argparse.Namespace, model: Any, tokens: int) -> dict[str, Any]:
+    """A softmax network after so many tokens that it did not read: keys and values are random, as it takes as long."""
+    config, cache = model.config, DynamicCache()
+    shape = (1, config.num_key_value_heads, tokens, config.head_dim)
+    for layer in range(config.num_hidden_layers):
+        key, value = torch.randn(2, *shape, device=given.device, dtype=model.dtype)
+        cache.update(key, value, layer)
+    kept = held(cache)
+    token = torch.randint(*usual(model), (1, 1), device=given.device)
+    spent = after(given, model, token, cache, AHEAD // 4)
+    return {"ms_a_token": 1000 * statistics.median(spent), "kept_megabytes": kept / 1e6, "not_read": True}
+
+
+def held(cache: Any) -> int:
+    """Bytes that a cache of transformers' holds, counted."""
+    found = [layer.memory for layer in cache.layers if isinstance(layer, MemoryLayer)]
+    keys = [layer for layer in cache.layers if not isinstance(layer, MemoryLayer)]
+    return sum(4 * one.numbers() for one in found) + sum(one.keys.nbytes + one.values.nbytes for one in keys)
+
+
 def probe(given: argparse.Namespace) -> None:
     """A few steps of every form, and how long the whole would take."""
     total = 0.0
-    for form, stage in itertools.product(given.forms.split(","), STEPS):
+    for form, stage in itertools.product((form for form in given.forms.split(",") if form in FORMS), STAGES):
         mechanism = given.mechanisms.split(",")[0]
-        changes = {**changes_of(given, stage, mechanism, form), "workers": 0}
+        changes = {**changes_of(given, stage, mechanism, FORMS[form]), "workers": 0}
         setup = tasks.recipe_for("distil_language", "llama", stage, **changes)
         spec = str(given.tokens / "mixed")
         data = setup.task.open(spec, setup.settings)
@@ -352,8 +417,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=Path, required=True, help="folder with token files: mixed and other")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--mechanisms", default=",".join(MECHANISMS))
-    parser.add_argument("--forms", default=",".join(FORMS))
-    parser.add_argument("--share", type=float, default=1.0, help="of the steps of both stages")
+    parser.add_argument("--forms", default=",".join((*FORMS, f"{LEFT}4", f"{LEFT}8")))
+    parser.add_argument("--left-rows", type=int, default=16, help="texts that layers to leave are chosen on")
+    parser.add_argument("--steps", type=int, nargs=2, default=STEPS, help="of both stages; 0 for none")
     parser.add_argument("--minutes", type=float, default=25)
     parser.add_argument("--context", type=int, default=CONTEXT)
     parser.add_argument("--batch", type=int, default=32, help="rows of one step")
@@ -364,6 +430,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--at-once", type=int, default=8, help="rows that are judged at once")
     parser.add_argument("--lengths", type=lambda text: [int(one) for one in text.split(",")], default=list(LENGTHS))
     parser.add_argument("--no-speed", action="store_true")
+    parser.add_argument("--most-read", type=int, default=max(LENGTHS), help="longest text that softmax has to read")
     parser.add_argument("--probe", action="store_true", help="a few steps of every form, and stop")
     parser.add_argument("--probe-steps", type=int, default=6)
     return parser

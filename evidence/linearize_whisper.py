@@ -5,10 +5,12 @@
         --steps 60 120 --mechanisms mala --minutes 40
 
 takes what `evidence/packing/pack_teachers.py whisper` packed: Whisper tiny.en, and ten hours of a game's voices in
-windows of at most 28 seconds. Five speakers are held out. Rows: the teacher; swapped and not trained; after every layer
-of the encoder has learned to answer as its teacher's; after the encoder's output and the words that the frozen decoder
-makes of it have as well, with all weights of the encoder free. The bar is 1.15 times the teacher's word errors. Words
-are compared in lower case without signs; numbers are not spelled out, which costs every row the same.
+windows of at most 28 seconds. Five speakers are held out. Forms: `pure` is linear alone, with a learned map and a
+convolution; `window` sees the 63 tokens (1.3 s) before and after each by softmax, and the first four, beside it. Rows:
+the teacher; that window alone; swapped and not trained; after every layer of the encoder has learned to answer as its
+teacher's; after the encoder's output and the words that the frozen decoder makes of it have as well, with all weights
+of the encoder free. The bar is 1.15 times the teacher's word errors. Words are compared in lower case without signs;
+numbers are not spelled out, which costs every row the same.
 
 Then, by --part speed, how long an encoder takes for 30 seconds and up to an hour in one piece, teacher and student in
 turns, and from which length on the linear one is faster. Whisper's encoder has 1,500 positions, sines that were never
@@ -22,8 +24,9 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
+import itertools
 import math
-import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,11 +37,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import affinear
+from affinear.bench.timing import in_turns
 from affinear.linearizing.distil import Weights, network_loss
 from affinear.tasks.speech.metric import Errors, compare
 from affinear.tasks.speech.text import plain
 from packing.pack_teachers import BANDS, BEGIN, END, FRAMES, PLAIN, STEP, Spelling, read_windows, whisper_network
-from running.machine import wait
 from running.stages import (
     MECHANISMS,
     Clock,
@@ -59,6 +62,8 @@ LONGEST_TEXT = 300  # tokens of a window that is learned from; the decoder has r
 HOUR = 180_000  # tokens of the encoder, 50 of a second
 LENGTHS = (1500, 3000, 6000, 12_000, 24_000, 48_000, 96_000, HOUR)
 BAR = 1.15
+WINDOW: dict[str, Any] = {"window": 64, "sinks": 4}
+FORMS = ("window", "pure")
 
 # ------------------------------------------------------------------------------------------------ data
 
@@ -177,22 +182,23 @@ def loss_of(stage: Stage, teacher: nn.Module, student: nn.Module, windows: Windo
     return network_loss(teacher, student, speak, weights=Weights(), features=FEATURES)
 
 
-def swap(teacher: nn.Module, mechanism: str, given: argparse.Namespace) -> nn.Module:
+def swap(teacher: nn.Module, mechanism: str, form: str, given: argparse.Namespace) -> nn.Module:
     """The copy with a linear encoder, and what is learned beside the mechanism."""
     learned: dict[str, Any] = {"feature_map": given.feature_map, "gain": True, "convolution": given.convolution}
-    return affinear.linearize(teacher, mechanism, **learned)[0].eval()
+    return affinear.linearize(teacher, mechanism, **(WINDOW if form == "window" else learned))[0].eval()
 
 
-def student_of(given: argparse.Namespace, mechanism: str, teacher: nn.Module, windows: Windows, rows: Rows,
+def student_of(given: argparse.Namespace, mechanism: str, form: str, teacher: nn.Module, windows: Windows, rows: Rows,
                clock: Clock, *, teach: bool) -> bool:  # fmt: skip
-    """The rows of a mechanism; False if the time is over before."""
-    student = swap(teacher, mechanism, given)
+    """The rows of a mechanism in a form; False if the time is over before."""
+    student = swap(teacher, mechanism, form, given)
     sounds = torch.stack([windows.sound(i) for i in windows.test[:2]])
 
     def tell(row: str, **more: Any) -> None:
-        if rows.find(mechanism=mechanism, row=row) is None:
+        key = {"mechanism": mechanism, "form": form, "row": row}
+        if rows.find(**key) is None:
             apart = layers_apart(teacher, student, lambda network: listen(network, sounds))
-            rows.add(mechanism=mechanism, row=row, **judge(student, windows, given.judge_batch), layers=apart, **more)
+            rows.add(**key, **judge(student, windows, given.judge_batch), layers=apart, **more)
 
     tell("swapped")
     names = [name for name, _ in student.named_parameters() if name.startswith("model.encoder.")]
@@ -203,7 +209,7 @@ def student_of(given: argparse.Namespace, mechanism: str, teacher: nn.Module, wi
             stage,
             layers_of(student) if stage.name == "layers" else free,
             lambda step, stage=stage: loss_of(stage, teacher, student, windows, given.batch, step),
-            given.out / "state" / f"{mechanism}-{stage.name}.pt",
+            given.out / "state" / f"{mechanism}-{form}-{stage.name}.pt",
             clock,
         )
         if told is None:
@@ -239,33 +245,18 @@ def longer(network: Any, tokens: int) -> Any:
 def speeds(given: argparse.Namespace, teacher: nn.Module, rows: Rows, clock: Clock, device: torch.device) -> None:
     """Seconds of the encoder by length, teacher and student in turns."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    for mechanism in given.mechanisms:
-        student = swap(teacher, mechanism, given)
+    for mechanism, form in itertools.product(given.mechanisms, given.forms):
+        student = swap(teacher, mechanism, form, given)
         for tokens in LENGTHS:
-            if clock.over or tokens > given.longest or rows.find(kind="speed", mechanism=mechanism, tokens=tokens):
+            key: dict[str, Any] = {"kind": "speed", "mechanism": mechanism, "form": form, "tokens": tokens}
+            if clock.over or tokens > given.longest or rows.find(**key):
                 continue
             both = tokens <= given.longest_softmax
             sounds = torch.randn(1, BANDS, 2 * tokens, device=device, dtype=dtype)
             networks = [longer(one, tokens).to(dtype) for one in ((student, teacher) if both else (student,))]
-            times = in_turns(networks, sounds, given.turns)
-            rows.add(
-                kind="speed", mechanism=mechanism, tokens=tokens, linear=times[0], softmax=times[1] if both else None
-            )
-
-
-@torch.no_grad()
-def in_turns(networks: Sequence[nn.Module], sounds: Tensor, turns: int) -> list[float]:
-    """Median seconds of each, measured in turns; the first turn does not count."""
-    found: list[list[float]] = [[] for _ in networks]
-    for turn in range(turns + 1):
-        for network, times in zip(networks, found, strict=True):
-            wait(sounds.device)
-            began = time.perf_counter()
-            network(sounds)
-            wait(sounds.device)
-            if turn:
-                times.append(time.perf_counter() - began)
-    return [statistics.median(times) for times in found]
+            with torch.no_grad():
+                times = in_turns([functools.partial(one, sounds) for one in networks], device, given.turns)
+            rows.add(**key, linear=times[0], softmax=times[1] if both else None)
 
 
 def crossing(rows: Sequence[dict[str, Any]]) -> str:
@@ -289,11 +280,11 @@ def crossing(rows: Sequence[dict[str, Any]]) -> str:
 def probe(given: argparse.Namespace, teacher: nn.Module, windows: Windows) -> None:
     """Seconds of a step of each stage and of a judgement, and what all would take."""
     total = 0.0
-    for mechanism in given.mechanisms:
-        student = swap(teacher, mechanism, given)
+    for mechanism, form in itertools.product(given.mechanisms, given.forms):
+        student = swap(teacher, mechanism, form, given)
         for stage in stages_of(given.steps, given.lr, given.new_lr):
             total += probed(
-                mechanism,
+                f"{mechanism}, {form},",
                 stage,
                 lambda step, stage=stage, student=student: loss_of(stage, teacher, student, windows, given.batch, step),
                 windows.device,
@@ -301,27 +292,29 @@ def probe(given: argparse.Namespace, teacher: nn.Module, windows: Windows) -> No
     began = time.monotonic()
     told = judge(teacher, windows, given.judge_batch)
     judged = time.monotonic() - began
-    total += judged * (1 + 3 * len(given.mechanisms))
+    total += judged * (2 + 3 * len(given.mechanisms) * len(given.forms))
     print(f"teacher's WER {100 * told['wer']:.1f} in {judged:.0f} s; in all {total / 60:.1f} min, speeds not counted")
 
 
 def table(rows: Rows) -> None:
     """What came out."""
     teacher = rows.find(row="teacher")
-    print("| encoder | row | WER, % | of the teacher's | layers' errors |\n|---|---|---|---|---|")
+    print("| encoder | form | row | WER, % | of the teacher's | layers' errors |\n|---|---|---|---|---|---|")
     for row in (row for row in rows.rows if "row" in row):
         times = row["wer"] / teacher["wer"] if teacher else math.nan
         layers = ", ".join(f"{error:.2f}" for error in row.get("layers", ()))
-        print(f"| {row['mechanism']} | {row['row']} | {100 * row['wer']:.1f} | {times:.2f} | {layers} |")
+        told = f"| {row['mechanism']} | {row['form']} | {row['row']} "
+        print(f"{told}| {100 * row['wer']:.1f} | {times:.2f} | {layers} |")
     timed = [row for row in rows.rows if row.get("kind") == "speed"]
     if timed:
-        print("\n| encoder | tokens | seconds of sound | ms, linear | ms, softmax |\n|---|---|---|---|---|")
+        print("\n| encoder | form | tokens | seconds of sound | ms, linear | ms, softmax |\n|---|---|---|---|---|---|")
     for row in timed:
         other = f"{1e3 * row['softmax']:.1f}" if row["softmax"] else "not measured"
-        head = f"| {row['mechanism']} | {row['tokens']:,} | {row['tokens'] / 50:.0f} "
+        head = f"| {row['mechanism']} | {row['form']} | {row['tokens']:,} | {row['tokens'] / 50:.0f} "
         print(f"{head}| {1e3 * row['linear']:.1f} | {other} |")
-    for mechanism in dict.fromkeys(row["mechanism"] for row in timed):
-        print(f"{mechanism}: {crossing([row for row in timed if row['mechanism'] == mechanism])}")
+    for mechanism, form in dict.fromkeys((row["mechanism"], row["form"]) for row in timed):
+        mine = [row for row in timed if (row["mechanism"], row["form"]) == (mechanism, form)]
+        print(f"{mechanism}, {form}: {crossing(mine)}")
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -339,6 +332,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--lr", type=float, nargs=2, default=(5e-4, 1e-4), help="of the teacher's weights, by stage")
     parser.add_argument("--new-lr", type=float, nargs=2, default=(3e-3, 3e-4), help="of what linearizing added")
     parser.add_argument("--mechanisms", nargs="+", default=list(MECHANISMS))
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
+    parser.add_argument("--taught", nargs="+", help="mechanisms that go through the stages; all, if not given")
     parser.add_argument("--feature-map", default="learned", choices=("own", "learned", "hedgehog"))
     parser.add_argument("--convolution", type=int, default=5, help="taps of a convolution of the values; 0 for none")
     parser.add_argument("--longest", type=int, default=HOUR, help="tokens, of --part speed")
@@ -369,9 +364,13 @@ def main() -> int:
             probe(given, teacher, windows)
             return 0
         if rows.find(row="teacher") is None:
-            rows.add(mechanism="softmax", row="teacher", **judge(teacher, windows, given.judge_batch))
-        for mechanism, teach in [(name, teach) for teach in (False, True) for name in given.mechanisms]:
-            done = not clock.over and student_of(given, mechanism, teacher, windows, rows, clock, teach=teach)
+            rows.add(mechanism="softmax", form="own", row="teacher", **judge(teacher, windows, given.judge_batch))
+        if "window" in given.forms:
+            student_of(given, "none", "window", teacher, windows, rows, clock, teach=False)
+        arms = [(form, mechanism) for form in given.forms for mechanism in given.mechanisms]
+        taught_arms = [arm for arm in arms if given.taught is None or arm[1] in given.taught]
+        for teach, (form, mechanism) in [(False, arm) for arm in arms] + [(True, arm) for arm in taught_arms]:
+            done = not clock.over and student_of(given, mechanism, form, teacher, windows, rows, clock, teach=teach)
             if not done:
                 break
     if given.part != "words":

@@ -26,6 +26,7 @@ from torch.nn import functional as F
 
 import affinear.models  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers the names
 from affinear.bench import machine
+from affinear.bench.timing import capture_or_why, run_aside, synchronize
 from affinear.models.catalogue import count_macs
 from affinear.models.making import make, outline, takes
 from affinear.tasks.classify.data import ArraySource, open_data
@@ -184,29 +185,14 @@ class Step:
         self.images.copy_(images)
         self.labels.copy_(labels)
         if self.number == EAGER and not self.why:
-            self.capture()  # which computes nothing
+            self.graph, self.why = capture_or_why(self.compute)  # which computes nothing
         self.number += 1
         if self.graph is not None:
             self.graph.replay()
         elif self.side is None or self.why:
             self.compute()
         else:  # eager steps on a stream of their own, as capturing asks for
-            self.side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.side):
-                self.compute()
-            torch.cuda.current_stream().wait_stream(self.side)
-
-    def capture(self) -> None:
-        """Make the graph, or say why there is none."""
-        graph = torch.cuda.CUDAGraph()
-        try:
-            torch.cuda.synchronize()
-            with torch.cuda.graph(graph):
-                self.compute()
-            self.graph = graph
-        except RuntimeError as error:
-            self.why = str(error).strip().splitlines()[0]
-            torch.cuda.synchronize()
+            run_aside([self.compute], self.side)
 
     def compute(self) -> None:
         """Forward, backward, and the optimizer."""
@@ -305,10 +291,9 @@ def rate_of(call: Callable[[], object], batch: int) -> float:
         while calls < 3 or time.perf_counter() - began < 0.15:
             call()
             calls += 1
-            if DEVICE.type == "cuda" and calls % 4 == 0:
-                torch.cuda.synchronize()
-        if DEVICE.type == "cuda":
-            torch.cuda.synchronize()
+            if calls % 4 == 0:
+                synchronize(DEVICE)
+        synchronize(DEVICE)
         rounds.append(calls * batch / (time.perf_counter() - began))
     return statistics.median(rounds[1:])
 
@@ -317,18 +302,9 @@ def graphed_rate(call: Callable[[], object], batch: int) -> tuple[float | None, 
     """The same of a CUDA graph; None, and why, where there is none."""
     if DEVICE.type != "cuda":
         return None, "no GPU"
-    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        call()
-    torch.cuda.current_stream().wait_stream(side)
-    try:
-        with torch.cuda.graph(graph):
-            call()
-    except RuntimeError as error:
-        torch.cuda.synchronize()
-        return None, str(error).strip().splitlines()[0]
-    return rate_of(graph.replay, batch), ""
+    run_aside([call])
+    graph, why = capture_or_why(call)
+    return (None if graph is None else rate_of(graph.replay, batch)), why
 
 
 def network_of(name: str, size: int, **given: Any) -> nn.Module:

@@ -1,7 +1,10 @@
-"""The evidence for long ranges: every mechanism on the kinds of the Long Range Arena that are at hand, on one GPU.
+"""The evidence for long ranges: every mechanism on the kinds of the Long Range Arena that are at hand.
 
     PYTHONPATH=src python evidence/ranges.py --cifar cifar-10 --output outputs --probe
     PYTHONPATH=src python evidence/ranges.py --cifar cifar-10 --output outputs --minutes 20 --parallel 6
+
+Without a GPU, `--set batch_size=16 --set steps=400 --judge 2000` takes about an hour; images are learnt a little by
+then, reviews hardly.
 
 Data that is made up is made once, by all cores, and kept in the output folder. Then every kind, arm and seed that is
 not trained yet is, several processes at a time, all by the recipe of its kind made shorter. `ranges.json` is written
@@ -33,10 +36,13 @@ from affinear.tasks.ranges.sequences import Ranges, Rows, Split
 from affinear.train import Recipe, Run, train
 from affinear.train.engine import ready, settled
 from affinear.train.spelling import parse
-from pages.text import CHANCE, PUBLISHED
-from running.cells import Cell, How, is_worker, serve, work_off
+from pages.ranges import CHANCE, PUBLISHED
+from running.cells import Cell, is_worker, results, serve
 from running.files import keep
-from running.machine import machine, wait
+from running.machine import machine
+from running.options import add_options, again, how_of, listed, numbers
+from running.steps import alone
+from running.telling import work_off_and_tell
 
 MODEL = "sequence_small"
 ARMS = ("softmax", "linear", "mala", "mala_released", "nala", "inline", "none")
@@ -59,29 +65,20 @@ def main() -> int:
     given = arguments().parse_args()
     given.output.mkdir(parents=True, exist_ok=True)
     kinds = chosen_kinds(given)
-    arms = [arm.strip() for arm in given.arms.split(",")]
-    seeds = [int(seed) for seed in given.seeds.split(",")]
+    arms, seeds = listed(given.arms), numbers(given.seeds)
     if given.probe:
         probe(given, kinds, arms, seeds)
         return 0
     files = {kind: data_file(given, kind) for kind in kinds}
     cells = [one_cell(given, kind, arm, seed, files[kind]) for seed, kind, arm in itertools.product(seeds, kinds, arms)]
-
-    def finished(one: Cell) -> str:
-        tell(cells, given)
-        found = one.read() or {}
-        return f"accuracy {found['score']['accuracy']:.1%} after {found['seconds']:.0f} s"
-
-    how = How(given.parallel, given.minutes, mps=given.output / "mps" if given.mps else None)
-    left = work_off(__file__, cells, how, finished)
-    print(tell(cells, given))
-    return int(bool(left))
+    judged = {kind: open_ranges(str(file)).sizes[1] for kind, file in files.items()}
+    return work_off_and_tell(__file__, cells, how_of(given, given.output), lambda: tell(cells, given, judged), line)
 
 
 def chosen_kinds(given: argparse.Namespace) -> list[str]:
     """The kinds whose data is at hand."""
     at_hand = {"image": given.cifar, "text": given.text, "listops": "made up", "pathfinder": "made up"}
-    asked = [kind.strip() for kind in given.kinds.split(",")]
+    asked = listed(given.kinds)
     for kind in asked:
         if kind not in at_hand:
             raise ValueError(f"--kinds: expected some of {', '.join(at_hand)}, got {kind!r}")
@@ -92,16 +89,26 @@ def chosen_kinds(given: argparse.Namespace) -> list[str]:
 
 def data_file(given: argparse.Namespace, kind: str) -> Path:
     """The data of a kind in one file, made if it is not there."""
-    path = given.output / "data" / f"{kind}.safetensors"
+    name = kind if given.judge is None else f"{kind}-{given.judge}"
+    path = given.output / "data" / f"{name}.safetensors"
     if not path.is_file():
         began = time.monotonic()
         data = made(kind, SIZES[kind]) if kind in SIZES else open_ranges(given.cifar if kind == "image" else given.text)
+        data = judged_by_some(data, given.judge)
         path.parent.mkdir(exist_ok=True)
         keeping.keep(data, path)
         print(
             f"{kind}: {data.sizes[0]:,} and {data.sizes[1]:,} sequences in {time.monotonic() - began:.0f} s", flush=True
         )
     return path
+
+
+def judged_by_some(data: Ranges, most: int | None) -> Ranges:
+    """The same data to learn from, and at most so many sequences to choose and be judged by, evenly among all."""
+    if most is None:
+        return data
+    fewer = tasks.find("ranges").limited(data, most)
+    return dataclasses.replace(fewer, name=f"{data.name}, judged by at most {most}", train=data.train)
 
 
 def made(kind: str, sizes: Sequence[int]) -> Ranges:
@@ -139,11 +146,8 @@ def one_cell(given: argparse.Namespace, kind: str, arm: str, seed: int, data: Pa
     """A kind, an arm and a seed."""
     folder = given.output / "ranges" / kind / f"{arm}-{seed}"
     told = ["--cell", kind, "--arms", arm, "--seeds", str(seed), "--data", str(data), "--output", str(folder)]
-    told += ["--share", str(given.share), "--workers", str(given.workers)]
-    for change in given.set or []:
-        told += ["--set", change]
-    result, log = folder / "result.json", folder.with_name(f"{folder.name}.txt")
-    return Cell(f"{kind}, {arm}, seed {seed}", result, log, tuple(told))
+    told += ["--share", str(given.share), "--workers", str(given.workers), *again(given, "set")]
+    return Cell.in_folder(f"{kind}, {arm}, seed {seed}", folder, told)
 
 
 def changes_of(given: argparse.Namespace, kind: str, seed: int) -> dict[str, Any]:
@@ -186,10 +190,16 @@ def cell(given: argparse.Namespace) -> None:
     keep(given.output / "result.json", found)
 
 
-def tell(cells: Sequence[Cell], given: argparse.Namespace) -> str:
-    """Write all that is done as JSON, and give it as a table."""
-    done = [found for one in cells if (found := one.read()) is not None]
-    keep(given.output / "ranges.json", {"machine": machine(), "parallel": given.parallel, "cells": done})
+def line(found: Mapping[str, Any]) -> str:
+    """A cell in a line."""
+    return f"accuracy {found['score']['accuracy']:.1%} after {found['seconds']:.0f} s"
+
+
+def tell(cells: Sequence[Cell], given: argparse.Namespace, judged: Mapping[str, int]) -> str:
+    """Write all that is done as JSON, with how many sequences each kind is judged by, and give it as a table."""
+    done = results(cells)
+    found = {"machine": machine(), "parallel": given.parallel, "judged": judged, "cells": done}
+    keep(given.output / "ranges.json", found)
     lines = ["| kind | arm | seeds | accuracy, mean | lowest to highest | above chance | steps | ms/step, shared |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
     for kind, arm in dict.fromkeys((found["kind"], found["arm"]) for found in done):
@@ -212,16 +222,16 @@ def probe(given: argparse.Namespace, kinds: Sequence[str], arms: Sequence[str], 
     for kind in kinds:
         data = made(kind, SMALL) if kind in SIZES else open_ranges(given.cifar if kind == "image" else given.text)
         for arm in arms:
-            rows.append(alone(given, kind, arm, data, device))
+            rows.append(probed(given, kind, arm, data, device))
             told = "{kind}, {arm}: {ms:.1f} ms a step, {gigabytes:.2f} GB, {parameters:,} parameters"
             print(told.format(**rows[-1]), flush=True)
             keep(given.output / "ranges_alone.json", {"machine": machine(), "rows": rows})
     steps = {kind: LENGTHS[kind][0] * given.share for kind in kinds}
     total = sum(row["ms"] * steps[row["kind"]] for row in rows) * len(seeds) / 60_000
-    print(f"The whole, if processes only took turns on the GPU: {total:.0f} minutes for {len(seeds)} seeds", flush=True)
+    print(f"The whole, if processes only took turns: {total:.0f} minutes for {len(seeds)} seeds", flush=True)
 
 
-def alone(given: argparse.Namespace, kind: str, arm: str, data: Ranges, device: torch.device) -> dict[str, Any]:
+def probed(given: argparse.Namespace, kind: str, arm: str, data: Ranges, device: torch.device) -> dict[str, Any]:
     """One arm alone: the median of some training steps, and the most memory."""
     setup = tasks.recipe_for("ranges", MODEL, kind, **{**changes_of(given, kind, 0), "workers": 0})
     job = settled(Run(MODEL, "", Path(), setup, {"mechanism": arm}), data)
@@ -229,26 +239,13 @@ def alone(given: argparse.Namespace, kind: str, arm: str, data: Ranges, device: 
     work = setup.task.work(job, data, device)
     batch = next(ready(work.train_loader(), work))
     batch = type(batch)(*(part.to(device) for part in batch))
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    seconds: list[float] = []
-    for _ in range(given.probe_steps):
-        wait(device)
-        began = time.perf_counter()
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = work.loss(network, batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        wait(device)
-        seconds.append(time.perf_counter() - began)
+    found = alone(network, work.loss, itertools.repeat(batch, given.probe_steps), device)
     return {
         "kind": kind,
         "arm": arm,
-        "ms": 1000 * statistics.median(seconds[len(seconds) // 3 :]),
-        "gigabytes": torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0,
-        "parameters": sum(weight.numel() for weight in network.parameters()),
+        "ms": 1000 * found.seconds,
+        "gigabytes": found.gigabytes,
+        "parameters": found.parameters,
         "batch": job.recipe.batch_size,
         "tokens": job.settings.length,
     }
@@ -262,13 +259,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--text", help="folder or table of reviews; without it there is no text")
     parser.add_argument("--kinds", default="image,listops,pathfinder,text")
     parser.add_argument("--arms", default=",".join(ARMS))
-    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--judge", type=int, metavar="N", help="judge by at most N sequences, the same for all arms")
     parser.add_argument("--share", type=float, default=1.0, help="of the steps that each kind has here")
-    parser.add_argument("--minutes", type=float, default=20)
-    parser.add_argument("--parallel", type=int, default=6, help="processes at a time")
-    parser.add_argument("--workers", type=int, default=1, help="processes that read, for each")
-    parser.add_argument("--mps", action="store_true", help="let NVIDIA's MPS share the GPU")
-    parser.add_argument("--set", action="append", help="field=value of recipe or task")
+    add_options(parser, parallel=6, workers=1, minutes=20)
     parser.add_argument("--probe", action="store_true", help="measure each arm alone, and stop")
     parser.add_argument("--probe-steps", type=int, default=15)
     parser.add_argument("--cell", help=argparse.SUPPRESS)

@@ -32,6 +32,7 @@ from affinear.tasks.language.puzzles import made as puzzles_of
 from affinear.tasks.language.samples import PuzzleRows, Rows
 from affinear.train.draws import Draw
 from running.files import keep
+from running.options import numbers
 
 PAIRS = 4
 PUZZLE = f"recall:length=24,pairs={PAIRS},symbols=32,train=25600,test=1000"
@@ -195,7 +196,7 @@ def main() -> int:
         return 0
     torch.set_num_threads(1)
     known = {(one["arm"], one["width"], one["rotary"], one["seed"]) for one in found["cells"]}
-    asked = cells([int(seed) for seed in given.seeds.split(",")])
+    asked = cells(numbers(given.seeds))
     left = [one for one in asked if (one.arm, one.width, one.rotary, one.seed) not in known]
     learnt, judged, began = rows("train", given.steps * BATCH), rows("test", 1_000), time.monotonic()
     for number, one in enumerate(left):

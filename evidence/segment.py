@@ -36,10 +36,11 @@ from typing import Any
 import timm
 import torch
 from timm.optim import create_optimizer_v2
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from affinear import tasks
+from affinear.bench.timing import synchronize
 from affinear.models.catalogue import count_macs
 from affinear.models.heads import Segmenter
 from affinear.tasks.segment.drawing import map_file
@@ -53,9 +54,12 @@ from affinear.train import Recipe, Run, train
 from affinear.train.settings import parse_size
 from affinear.train.spelling import parse
 from pages.segmentation import written
-from running.cells import Cell, How, is_worker, serve, work_off
+from running.cells import Cell, is_worker, results, serve, work_off
 from running.files import keep
-from running.machine import machine, wait
+from running.machine import machine
+from running.options import add_options, arms_of, how_of, numbers, without_traceback
+from running.steps import step_seconds
+from running.telling import work_off_and_tell
 
 LINEAR, SWIN = "mavit_tiny_linear", "swin_tiny_patch4_window7_224"
 ARMS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -130,36 +134,22 @@ def trainings(given: argparse.Namespace) -> dict[str, Training]:
     """All of them by name, the first seed of every arm before the second of any; or the variants."""
     if given.what == "choose":
         return {name: Training(TRIED, 0, given.output / "choose" / name, VARIANTS[name]) for name in VARIANTS}
-    arms = [name.strip() for name in given.arms.split(",")] if given.arms else list(USUAL)
-    unknown = [name for name in arms if name not in ARMS]
-    if unknown:
-        raise ValueError(f"--arms: expected some of {', '.join(ARMS)}, got {unknown[0]!r}")
+    arms = arms_of(given.arms, USUAL, ARMS)
     file = given.output / "chosen.json"
     chosen = tuple(json.loads(file.read_text())["set"]) if file.is_file() else ()
-    named = [(f"{arm.replace(' ', '_')}-{seed}", arm, int(seed)) for seed in given.seeds.split(",") for arm in arms]
+    named = [(f"{arm.replace(' ', '_')}-{seed}", arm, seed) for seed in numbers(given.seeds) for arm in arms]
     return {name: Training(arm, seed, given.output / "camvid" / name, chosen) for name, arm, seed in named}
 
 
 def trained(given: argparse.Namespace) -> int:
     """Train what is left, and tell what came out so far."""
     every = trainings(given)
-    cells = [
-        Cell(name, one.result, one.folder.with_name(f"{name}.log"), (*sys.argv[1:], "--cell", name))
-        for name, one in every.items()
-    ]
-
-    def finished(one: Cell) -> str:
-        if given.what == "camvid":
-            tell(cells, given)
-        return told(one)
-
-    left = work_off(
-        __file__, cells, How(given.parallel, given.minutes, mps=given.output / "mps" if given.mps else None), finished
-    )
-    if given.what == "choose":
-        choose(every, given.output)
-    else:
-        print(tell(cells, given))
+    cells = [Cell.in_files(name, one.folder.parent, (*sys.argv[1:], "--cell")) for name, one in every.items()]
+    how = how_of(given, given.output)
+    if given.what == "camvid":
+        return work_off_and_tell(__file__, cells, how, lambda: tell(cells, given), line)
+    left = work_off(__file__, cells, how, lambda one: line(one.read() or {}))
+    choose(every, given.output)
     return int(bool(left))
 
 
@@ -246,9 +236,8 @@ def show(weights: Path, data: Scenes, folder: Path) -> None:
         (folder / f"{name}.png").write_bytes(map_file(found.short().cpu().numpy(), data.test.numbers))
 
 
-def told(one: Cell) -> str:
-    """A line about a run that is done."""
-    found = one.read() or {}
+def line(found: Mapping[str, Any]) -> str:
+    """A run that is done in a line."""
     return (
         f"mIoU {miou(found):.1%}, {found['seconds']:.0f} s in all, "
         f"{found['train_seconds']:.0f} s of training, {found['images_per_second']:.0f} images/s"
@@ -262,7 +251,7 @@ def miou(found: Mapping[str, Any]) -> float:
 
 def tell(cells: Sequence[Cell], given: argparse.Namespace) -> str:
     """Write all that is done as JSON, and give it as a table."""
-    done = [found for one in cells if (found := one.read()) is not None]
+    done = results(cells)
     chosen = given.output / "chosen.json"
     about = {"chosen": json.loads(chosen.read_text()) if chosen.is_file() else None, "parallel": given.parallel}
     keep(given.output / "camvid.json", {"machine": machine(), **about, "cells": done})
@@ -339,12 +328,12 @@ def grown(network: nn.Module, side: int, device: torch.device) -> dict[str, floa
         if device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        wait(device)
+        synchronize(device)
         began = time.perf_counter()
         with torch.autocast(device.type, torch.bfloat16):
             maps = network(images)
         torch.stack([one.float().square().mean() for one in maps]).sum().backward()
-        wait(device)
+        synchronize(device)
         seconds = time.perf_counter() - began
     peak = torch.cuda.max_memory_allocated() - before if device.type == "cuda" else 0
     return {"peak_gb": peak / 2**30, "seconds": seconds, "tokens": (side // 4) ** 2}
@@ -402,17 +391,15 @@ def stepping(
     call = torch.compile(network) if compiled else network
     images = torch.randn(batch, 3, *size, device=device).contiguous(memory_format=torch.channels_last)
     labels = torch.randint(classes, (batch, *size), device=device)
-    while True:
-        wait(device)
-        began = time.perf_counter()
+
+    def loss() -> Tensor:
         with torch.autocast(device.type, torch.bfloat16):
             logits = call(images)
         losses = [pixel_loss(found, labels) for found in logits]
-        sum(losses[1:], losses[0]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        wait(device)
-        yield time.perf_counter() - began
+        return sum(losses[1:], losses[0])
+
+    while True:
+        yield step_seconds(loss, optimizer, device)
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -424,13 +411,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--data", default="camvid", help="CamVid's folder, with images/ and annotations/")
     parser.add_argument("--output", required=True, type=Path, help="folder for runs and JSON")
     parser.add_argument("--arms", help="some of the arms, with commas")
-    parser.add_argument("--seeds", default="0,1,2", help="which, with commas")
+    add_options(parser, parallel=6, workers=1, minutes=60.0)
     parser.add_argument("--steps", default=2000, type=int, help="training steps of each cell")
-    parser.add_argument("--parallel", default=6, type=int, help="cells at a time, each a process")
-    parser.add_argument("--workers", default=1, type=int, help="processes of each cell that make crops")
-    parser.add_argument("--minutes", default=60.0, type=float, help="stop after so many; the same command goes on")
-    parser.add_argument("--mps", action="store_true", help="let processes share the GPU through NVIDIA's MPS")
-    parser.add_argument("--set", action="append", help="a field of recipe or settings: field=value; may be given again")
     parser.add_argument(
         "--size", type=parse_size, help="alone, upernet: another height and width, such as 64x64; growth: the largest"
     )
@@ -443,7 +425,4 @@ def arguments() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    try:
-        raise SystemExit(main())
-    except ValueError as error:  # of what was asked for: a sentence, which needs no traceback
-        raise SystemExit(f"{error}.") from None
+    raise SystemExit(without_traceback(main))

@@ -36,6 +36,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from affinear.bench.timing import synchronize
 from affinear.models.speech import Conformer
 from affinear.models.speech.conformer import tokens_of
 from affinear.tasks.speech.augment import Masks, mask
@@ -48,9 +49,9 @@ from affinear.tasks.speech.work import ctc, heard_texts
 from affinear.train.draws import NOTHING
 from packing.pack_voices import BANDS, FLOOR, RATE, STEP, read_packed
 from pages.words import percent
-from running.cells import Cell, How, is_worker, serve, work_off
+from running.cells import Cell, is_worker, serve, work_off
 from running.files import keep
-from running.machine import wait
+from running.options import how_of
 
 HELD_OUT = ("syreen", "supox", "yehat", "yehatrebels", "shofixti")
 SPELLING = Spelling.of_letters([], "abcdefghijklmnopqrstuvwxyz'0123456789")
@@ -345,11 +346,11 @@ def seconds_of_a_step(trainer: Trainer) -> float:
     """What a step takes, with all that runs beside it."""
     for _ in range(WARM):
         trainer.advance()
-    wait(trainer.corpus.device)
+    synchronize(trainer.corpus.device)
     begun = time.monotonic()
     for _ in range(TIMED):
         trainer.advance()
-    wait(trainer.corpus.device)
+    synchronize(trainer.corpus.device)
     return (time.monotonic() - begun) / TIMED
 
 
@@ -420,8 +421,8 @@ def train_all(given: argparse.Namespace) -> None:
     crowd = min(given.parallel, waiting)
     shared = ("--crowd", str(crowd), "--rounds", str(-(-waiting // max(1, crowd))))
     shared = (*sys.argv[1:], *shared, "--until", str(time.time() + 60 * given.minutes), "--cell")
-    cells = [Cell(name, folder / f"{name}.json", folder / f"{name}.log", (*shared, name)) for name in names]
-    how = How(given.parallel, given.minutes, stop=False, threads=2, mps=given.out / "mps" if given.mps else None)
+    cells = [Cell.in_files(name, folder, shared) for name in names]
+    how = how_of(given, given.out, stop=False, threads=2)
     left = work_off(__file__, cells, how, lambda one: line(one.read() or {}))
     if left:
         print(f"for another call: {', '.join(one.title for one in left)}", flush=True)

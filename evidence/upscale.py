@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from affinear import tasks
@@ -31,9 +32,12 @@ from affinear.tasks.upscale.work import UpscaleWork
 from affinear.train import Recipe, Run, train
 from affinear.train.spelling import parse, parse_model_args
 from affinear.train.task import Trained
-from running.cells import Cell, How, is_worker, serve, work_off
+from running.cells import Cell, is_worker, results, serve
 from running.files import keep
 from running.machine import machine
+from running.options import add_options, again, arms_of, how_of, numbers, without_traceback
+from running.steps import step_seconds
+from running.telling import work_off_and_tell
 
 OURS = "upscaler_light"
 ARMS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -59,25 +63,12 @@ def main() -> int:
         return serve(lambda told: cell(arguments().parse_args(told)))
     given = arguments().parse_args()
     given.output.mkdir(parents=True, exist_ok=True)
-    arms = [name.strip() for name in given.arms.split(",")] if given.arms else list(USUAL)
-    unknown = [name for name in arms if name not in ARMS]
-    if unknown:
-        raise ValueError(f"--arms: expected some of {', '.join(ARMS)}, got {unknown[0]!r}")
-    seeds = [int(seed) for seed in given.seeds.split(",")]
+    arms, seeds = arms_of(given.arms, USUAL, ARMS), numbers(given.seeds)
     if given.probe:
         probe(given, arms, len(seeds))
         return 0
     cells = [cell_of(given, arm, seed) for seed in seeds for arm in arms]
-
-    def finished(one: Cell) -> str:
-        tell(cells, given)
-        found = one.read() or {}
-        return f"{mean(found, 'psnr'):.3f} dB after {found['seconds']:.0f} s"
-
-    how = How(given.parallel, given.minutes, mps=given.output / "mps" if given.mps else None)
-    left = work_off(__file__, cells, how, finished)
-    print(tell(cells, given))
-    return int(bool(left))
+    return work_off_and_tell(__file__, cells, how_of(given, given.output), lambda: tell(cells, given), line)
 
 
 def cell_of(given: argparse.Namespace, arm: str, seed: int) -> Cell:
@@ -85,11 +76,7 @@ def cell_of(given: argparse.Namespace, arm: str, seed: int) -> Cell:
     folder = given.output / f"x{given.scale}" / f"{arm.replace(' + ', '_').replace(' ', '_')}-{seed}"
     told = ["--data", given.data, "--output", str(folder), "--arms", arm, "--seeds", str(seed)]
     told += ["--steps", str(given.steps), "--scale", str(given.scale), "--workers", str(given.workers)]
-    for option, changes in (("--set", given.set), ("--model-arg", given.model_arg)):
-        for change in changes or []:
-            told += [option, change]
-    log = folder.with_name(f"{folder.name}.txt")
-    return Cell(f"{arm}, seed {seed}", folder / "result.json", log, tuple(told))
+    return Cell.in_folder(f"{arm}, seed {seed}", folder, [*told, *again(given, "set", "model_arg")])
 
 
 def cell(given: argparse.Namespace) -> None:
@@ -164,6 +151,11 @@ def judged(trained: Trained[Any, Any], data: Album) -> list[dict[str, Any]]:
     return rows
 
 
+def line(found: Mapping[str, Any]) -> str:
+    """A cell in a line."""
+    return f"{mean(found, 'psnr'):.3f} dB after {found['seconds']:.0f} s"
+
+
 def mean(found: Mapping[str, Any], field: str, name: str | None = None) -> float:
     """The mean of a number over the photos of a set, or over all."""
     return statistics.mean(photo[field] for photo in found["photos"] if name in (None, photo["set"]))
@@ -171,7 +163,7 @@ def mean(found: Mapping[str, Any], field: str, name: str | None = None) -> float
 
 def tell(cells: Sequence[Cell], given: argparse.Namespace) -> str:
     """Write all that is done as JSON, and give it as a table, bicubic first."""
-    done = [found for one in cells if (found := one.read()) is not None]
+    done = results(cells)
     about = {"machine": machine(), "parallel": given.parallel, "cells": done}
     keep(given.output / f"upscale-x{given.scale}.json", about)
     if not done:
@@ -233,16 +225,14 @@ def stepping(arm: str, scale: int) -> Iterator[float]:
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    while True:
-        began = time.perf_counter()
+
+    def loss() -> Tensor:
         with torch.autocast(device.type, torch.bfloat16):
             out = network(small)
-        F.l1_loss(out, large).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        yield time.perf_counter() - began
+        return F.l1_loss(out, large)
+
+    while True:
+        yield step_seconds(loss, optimizer, device)
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -252,13 +242,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--output", required=True, type=Path, help="folder for runs and JSON")
     parser.add_argument("--scale", default=2, type=int, choices=(2, 3, 4), help="how many times larger")
     parser.add_argument("--arms", help="some of the arms, with commas")
-    parser.add_argument("--seeds", default="0,1,2", help="which, with commas")
+    add_options(parser, parallel=4, workers=2, minutes=60.0)
     parser.add_argument("--steps", default=4000, type=int, help="training steps of each cell")
-    parser.add_argument("--parallel", default=4, type=int, help="cells at a time, each a process")
-    parser.add_argument("--workers", default=2, type=int, help="processes of each cell that make crops")
-    parser.add_argument("--minutes", default=60.0, type=float, help="stop after so many; the same command goes on")
-    parser.add_argument("--mps", action="store_true", help="let processes share the GPU through NVIDIA's MPS")
-    parser.add_argument("--set", action="append", help="a field of recipe or settings: field=value; may be given again")
     parser.add_argument("--model-arg", action="append", help="what all networks are made with; may be given again")
     parser.add_argument(
         "--probe", action="store_true", help="only measure a step of each arm, and say how long it takes"
@@ -267,7 +252,4 @@ def arguments() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    try:
-        raise SystemExit(main())
-    except ValueError as error:  # of what was asked for: a sentence, which needs no traceback
-        raise SystemExit(f"{error}.") from None
+    raise SystemExit(without_traceback(main))

@@ -1,1 +1,1 @@
-"""What experiments are run with: cells and stages, files, machine."""
+"""What experiments are run with: cells, their options and their telling; stages and steps; files, machine."""

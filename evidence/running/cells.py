@@ -47,6 +47,16 @@ class Cell:
     log: Path
     arguments: tuple[str, ...]
 
+    @classmethod
+    def in_folder(cls, title: str, folder: Path, arguments: Sequence[str]) -> Cell:
+        """One that has a folder, with its result there and its log beside it."""
+        return cls(title, folder / "result.json", folder.with_name(f"{folder.name}.txt"), tuple(arguments))
+
+    @classmethod
+    def in_files(cls, name: str, folder: Path, arguments: Sequence[str]) -> Cell:
+        """One that has two files in a folder of all, and is asked for by its name, behind the arguments."""
+        return cls(name, folder / f"{name}.json", folder / f"{name}.log", (*arguments, name))
+
     @property
     def is_done(self) -> bool:
         """Whether the result is there."""
@@ -65,6 +75,11 @@ class Cell:
         """What was said last."""
         lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.is_file() else []
         return lines[-1][:300] if lines else "nothing was said"
+
+
+def results(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """What came out of those that are done."""
+    return [found for one in cells if (found := one.read()) is not None]
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,3 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "cores": os.cpu_count(),
     }
-
-
-def wait(device: torch.device) -> None:
-    """Until the GPU is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from affinear.bench.timing import synchronize
 from affinear.linearizing.distil import layer_errors, swapped_layers
 from running.files import keep
-from running.machine import machine, wait
+from running.machine import machine
 
 MECHANISMS = ("mala", "nala", "inline", "linear")
 SAVE_EVERY = 60.0  # seconds between two savings
@@ -211,10 +212,10 @@ def probed(title: str, stage: Stage, loss: Callable[[int], Tensor], device: torc
     """
     times: list[float] = []
     for step in range(4):
-        wait(device)
+        synchronize(device)
         began = time.monotonic()
         loss(step).backward()
-        wait(device)
+        synchronize(device)
         times.append(time.monotonic() - began)
     print(f"{title} {stage.name}: {1e3 * min(times):.0f} ms a step, first {times[0]:.1f} s", flush=True)
     return stage.steps * min(times)

@@ -58,7 +58,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         "current_stream": lambda: stream,
         "stream": lambda side: contextlib.nullcontext(),
         "graph": lambda graph: contextlib.nullcontext(),
-        "synchronize": lambda device: None,
+        "synchronize": lambda device=None: None,
         "empty_cache": lambda: None,
         "get_device_properties": lambda device: properties,
         "reset_peak_memory_stats": lambda device: None,
@@ -83,6 +83,37 @@ def test_a_graph_holds_one_call_over_every_set_and_time_is_per_call():
     assert times.calls == 4
     assert 0.5 <= times.median < 3
     assert Graph.made[0].replays > times.samples
+
+
+def test_a_step_that_ran_aside_becomes_a_graph_or_why_there_is_none(monkeypatch: pytest.MonkeyPatch):
+    seen: list[int] = []
+    timing.run_aside([lambda: seen.append(1)])
+    assert timing.capture_or_why(lambda: seen.append(2)) == (Graph.made[0], "")
+    assert seen == [1, 2]  # nothing but the capture itself calls it
+
+    def refused():
+        raise RuntimeError("\noperation not permitted when stream is capturing\nand so on")
+
+    assert timing.capture_or_why(refused) == (None, "operation not permitted when stream is capturing")
+    with pytest.raises(RuntimeError, match="not permitted"):  # before a capture it is somebody's mistake
+        timing.run_aside([refused])
+
+
+def test_a_stream_that_is_given_is_the_one_that_waits_and_is_waited_for(monkeypatch: pytest.MonkeyPatch):
+    waits: list[tuple[str, Any]] = []
+    side = SimpleNamespace(wait_stream=lambda other: waits.append(("side", other)))
+    current = SimpleNamespace(wait_stream=lambda other: waits.append(("current", other)))
+    entered: list[Any] = []
+
+    def entering(stream: Any) -> Any:
+        entered.append(stream)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current)
+    monkeypatch.setattr(torch.cuda, "stream", entering)
+    timing.run_aside([lambda: waits.append(("step", None))], side)  # pyright: ignore[reportArgumentType]
+    assert waits == [("side", current), ("step", None), ("current", side)]
+    assert entered == [side]
 
 
 def test_peak_leaves_out_what_was_there_and_what_comes_back(gpu: dict[str, int]):

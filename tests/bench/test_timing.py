@@ -1,7 +1,5 @@
 """Clocks give medians per call; on a GPU also graphs and peak memory."""
 
-import time
-
 import pytest
 import torch
 
@@ -9,6 +7,29 @@ from affinear.bench import timing
 
 CPU = torch.device("cpu")
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+class Clock:
+    """Stands still but for those who sleep by it: what is measured does not depend on what else the machine does."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        """What it shows."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Later at once."""
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The one that everything is timed by."""
+    found = Clock()
+    monkeypatch.setattr(timing, "time", found)
+    return found
 
 
 def test_median_and_quartiles_are_per_call():
@@ -21,35 +42,47 @@ def test_one_sample_is_its_own_spread():
     assert timing.collect([3.0]) == timing.Times(3.0, 3.0, 3.0, 3.0, 3.0, 1, 1)
 
 
-def test_calls_are_timed_and_take_turns():
+def test_calls_are_timed_and_take_turns(clock: Clock):
     seen: list[int] = []
 
     def step(number: int):
         seen.append(number)
-        time.sleep(0.002)
+        clock.sleep(0.002)
 
     times = timing.time_calls([lambda: step(0), lambda: step(1)], CPU, 0.03)
-    assert 2 <= times.median < 20
+    assert times.median == pytest.approx(2)
     assert times.samples >= 3
     assert {*seen} == {0, 1}
 
 
-def test_a_slow_call_is_made_only_a_few_times():
+def test_a_slow_call_is_made_only_a_few_times(clock: Clock):
     seen: list[int] = []
 
     def step():
         seen.append(0)
-        time.sleep(0.03)
+        clock.sleep(0.03)
 
     times = timing.time_calls([step], CPU, 0.01)
     assert times.samples == 3
     assert len(seen) <= 5
 
 
-def test_host_time_is_that_of_one_call():
-    times = timing.time_host(lambda: time.sleep(0.0005), CPU, 0.02)
+def test_host_time_is_that_of_one_call(clock: Clock):
+    times = timing.time_host(lambda: clock.sleep(0.0005), CPU, 0.02)
     assert times.calls == timing.HOST_CALLS
-    assert 0.5 <= times.median < 5
+    assert times.median == pytest.approx(0.5)
+
+
+def test_calls_are_measured_in_turns_and_the_first_turns_do_not_count(clock: Clock):
+    seen: list[int] = []
+
+    def step(number: int):
+        seen.append(number)
+        clock.sleep(0.05 if len(seen) <= 4 else 0.002 * number)
+
+    none, some = timing.in_turns([lambda: step(0), lambda: step(1)], CPU, turns=3, warm=2)
+    assert seen == [0, 1] * 5
+    assert (none, some) == pytest.approx((0.0, 0.002))
 
 
 def test_a_processor_has_no_graphs_no_peak_and_needs_one_set_of_inputs():

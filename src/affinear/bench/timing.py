@@ -88,7 +88,8 @@ def time_graph(steps: Sequence[Step], device: torch.device, seconds: float) -> T
     Returns:
         Time per call, with next to nothing of the host in it.
     """
-    graph, kept = _capture(steps)
+    run_aside(steps[:2])
+    graph, kept = capture(steps)
     replays = [graph.replay]
     times = _sample(replays, device, _repeats(_warm_up(replays, device, seconds), seconds), calls=len(steps))
     del kept  # until here, so that every step wrote to memory of its own
@@ -109,13 +110,43 @@ def time_host(step: Step, device: torch.device, seconds: float) -> Times:
     return collect(samples, HOST_CALLS)
 
 
-def time_once(step: Step, device: torch.device) -> float:
-    """Milliseconds of one call until its result is there, with all that a first call brings."""
+def seconds_of(step: Step, device: torch.device) -> float:
+    """Seconds of one call until its result is there, with all that a first call brings."""
     synchronize(device)
     start = time.perf_counter()
     step()
     synchronize(device)
-    return 1e3 * (time.perf_counter() - start)
+    return time.perf_counter() - start
+
+
+def time_once(step: Step, device: torch.device) -> float:
+    """Milliseconds of one call, otherwise as `seconds_of`."""
+    return 1e3 * seconds_of(step, device)
+
+
+def in_turns(steps: Sequence[Step], device: torch.device, turns: int, warm: int = 1) -> list[float]:
+    """Median seconds of each of several calls until its result is there, each call once in a turn.
+
+    What the machine does meanwhile is done to all of them.
+
+    Args:
+        steps: The calls.
+        device: Where they run.
+        turns: How many count.
+        warm: How many come before these.
+
+    Examples:
+        >>> one, other = in_turns([lambda: None, lambda: time.sleep(0.01)], torch.device("cpu"), turns=3)
+        >>> one < other
+        True
+    """
+    found: list[list[float]] = [[] for _ in steps]
+    for turn in range(warm + turns):
+        for step, times in zip(steps, found, strict=True):
+            seconds = seconds_of(step, device)
+            if turn >= warm:
+                times.append(seconds)
+    return [statistics.median(times) for times in found]
 
 
 def peak_bytes(step: Callable[[], Sequence[torch.Tensor]], device: torch.device) -> int | None:
@@ -141,6 +172,43 @@ def synchronize(device: torch.device) -> None:
     """Wait until the device has done everything asked of it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def run_aside(steps: Sequence[Step], side: torch.cuda.Stream | None = None) -> None:
+    """Call steps on a side stream, as a capture wants it before: what is set up on first use may not be set up in one.
+
+    Args:
+        steps: In this order.
+        side: The stream; a fresh one if none is given.
+    """
+    side = torch.cuda.Stream() if side is None else side
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for step in steps:
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+
+
+def capture(steps: Sequence[Step]) -> tuple[torch.cuda.CUDAGraph, list[Any]]:
+    """Steps that ran aside before, as one CUDA graph, and what they returned: memory that every replay writes to.
+
+    Raises:
+        RuntimeError: If something in them cannot be captured.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = [step() for step in steps]
+    return graph, kept
+
+
+def capture_or_why(step: Step) -> tuple[torch.cuda.CUDAGraph | None, str]:
+    """A step that ran aside before as a CUDA graph; or None, and why there can be none, in a line."""
+    try:
+        graph, _ = capture([step])
+    except RuntimeError as error:
+        torch.cuda.synchronize()
+        return None, str(error).strip().splitlines()[0]
+    return graph, ""
 
 
 def _warm_up(steps: Sequence[Step], device: torch.device, seconds: float) -> float:
@@ -173,17 +241,3 @@ def _sample(steps: Sequence[Step], device: torch.device, repeats: int, calls: in
         end.record()
     synchronize(device)
     return collect([start.elapsed_time(end) for start, end in marks], calls)
-
-
-def _capture(steps: Sequence[Step]) -> tuple[torch.cuda.CUDAGraph, list[Any]]:
-    # Capture wants a warm-up on a side stream: what is set up there on first use may not be set up while capturing.
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for step in steps[:2]:
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = [step() for step in steps]
-    return graph, kept

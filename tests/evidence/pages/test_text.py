@@ -13,7 +13,9 @@ MACHINE = {"device": "a GPU", "torch": "2", "cores": 4}
 
 
 def cell(kind: str, arm: str, seed: int, **given: Any) -> dict[str, Any]:
-    return {"kind": kind, "arm": arm, "seed": seed, "parameters": 15_000_000, "recipe": {"steps": 1000}, **given}
+    recipe = {"steps": 1000, "batch_size": 64, "lr": 1e-3}
+    told = {"kind": kind, "arm": arm, "seed": seed, "parameters": 15_000_000, "recipe": recipe}
+    return {**told, "settings": {"length": None}, **given}
 
 
 def text(arm: str, seed: int, perplexity: float) -> dict[str, Any]:
@@ -30,8 +32,8 @@ def test_language_is_told_by_arm_with_what_three_seeds_decide(script: Any):
     cells += [text("mala", seed, 22 + 0.1 * seed + 0.01 * (seed == 1)) for seed in range(3)]
     cells += [text("nala", 0, 21.0), recall("mala", 0, 0.25), recall("mala", 1, 0.35)]
     found = {"machine": MACHINE, "parallel": 4, "cells": cells}
-    alone = {"rows": [{"kind": "text", "arm": "mala", "ms": 12.34, "gigabytes": 3.5}]}
-    page = script("pages.text").language_page(found, alone)
+    alone = {"machine": MACHINE, "rows": [{"kind": "text", "arm": "mala", "ms": 12.34, "gigabytes": 3.5}]}
+    page = script("pages.language").language_page(found, alone)
     head = page.split("\n## ")[0]
     assert "**What cannot be concluded.** 9 trainings" in head
     assert "2 of 4 settings have fewer than 3 seeds" in head
@@ -45,19 +47,45 @@ def test_language_is_told_by_arm_with_what_three_seeds_decide(script: Any):
 def test_ranges_are_told_by_kind_beside_chance_and_what_was_published(script: Any, tmp_path: Path):
     cells = [cell("image", "mala", seed, score={"accuracy": 0.35 + 0.01 * seed}) for seed in range(3)]
     cells += [cell("image", "none", seed, score={"accuracy": 0.18 + 0.03 * seed}) for seed in range(2)]
-    (tmp_path / "ranges.json").write_text(json.dumps({"machine": MACHINE, "parallel": 6, "cells": cells}))
+    cells += [cell("text", "mala", 0, score={"accuracy": 0.61}, settings={"length": 1024})]
+    found = {"machine": MACHINE, "parallel": 6, "cells": cells, "judged": {"image": 2000}}
+    (tmp_path / "ranges.json").write_text(json.dumps(found))
     pages, target = script("pages.text"), tmp_path / "results" / "ranges"
     before = sys.argv
     try:
         sys.argv = ["text.py", str(tmp_path / "ranges.json"), "--output", str(target)]
+        sys.argv += ["--note", "One rate.", "--command", "make data", "--command", "make cells"]
         assert pages.main() == 0
     finally:
         sys.argv = before
     page = (target / "README.md").read_text(encoding="utf-8")
     assert "| mala | 3 | 36.00 ± 1.00 | +16.00 (3.29 to 28.71), undecided |" in page
-    assert "Less than ten points above chance: none. Published: softmax 40.57" in page
-    assert "was not measured" in page
+    assert "**Bar: 10 points above chance, 20 %.** Held by `mala`; missed by `none` by 0.5 points." in page
+    assert "**Bar: 10 points above chance, 60 %.** All hold it." in page
+    assert "Published: softmax 40.57" in page
+    assert "1,000 steps of 64 of up to 1,024, 0.5 % of as many sequences, at a rate of 0.001 in place of 0.0001" in page
+    assert "by 2,000 test sequences, which alone leaves every accuracy uncertain by up to 2.1 points (95 %)." in page
+    assert "Nearer to the bar than that, so that it is open: `none`." in page
+    assert "32 sequences of up to 4,096 tokens. Here: 1,000 steps of 64 of up to 1,024, 4 %" in page
+    assert "Pathfinder" not in page
+    assert page.index("**What cannot be concluded.** One rate. 6 trainings") < page.index("| arm |")
+    assert page.endswith("\n```sh\nmake data\nmake cells\n```\n")
+    assert "was not measured: trainings shared the machine" in page
     assert json.loads((target / "ranges.json").read_text())["cells"] == cells
+
+
+def test_a_page_of_a_cpu_names_no_gpu(script: Any):
+    cells = [cell("image", "none", 0, score={"accuracy": 0.1})]
+    found = {"machine": {"device": "CPU", "torch": "2", "cores": 2}, "parallel": 1, "cells": cells}
+    alone = {"machine": found["machine"], "rows": [{"kind": "image", "arm": "none", "ms": 9.87, "gigabytes": 0.0}]}
+    page = script("pages.text").PAGES["ranges"]({**found, "judged": {"image": 400}}, alone)
+    assert "Nearer to chance than that: `none`." in page
+    assert "Nearer to the bar" not in page
+    assert "each arm alone on the CPU" in page
+    assert "| image | none | 9.9 | - |" in page
+    assert "Held by no arm; missed by `none` by 10.0 points" in page
+    assert "Trained on a CPU of 2 cores, a thread for each training, torch 2, 1 at a time" in page
+    assert "GPU" not in page
 
 
 @pytest.mark.parametrize("name", ["language", "ranges"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 
-@pytest.mark.parametrize("name", ["pages.words", "pages.text"])
+@pytest.mark.parametrize("name", ["pages.words", "pages.kinds"])
 def test_examples_hold(script: Any, name: str):
     found = doctest.testmod(script(name))
     assert found.attempted > 0

@@ -1,19 +1,16 @@
-"""The benchmark of linearized ViTs says no more than what it measured."""
+"""The evidence of linearized ViTs says no more than what it measured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "linearize_vit.py"
 
-
-@pytest.fixture(scope="module")
-def script(module_at: Callable[[Path], Any]) -> Any:
-    return module_at(SCRIPT)
+@pytest.fixture
+def vit(script: Any) -> Any:
+    return script("linearize_vit")
 
 
 def timed(pixels: int, ours: float, theirs: float) -> dict[str, Any]:
@@ -41,18 +38,18 @@ def timed(pixels: int, ours: float, theirs: float) -> dict[str, Any]:
         ([], "not measured"),
     ],
 )
-def test_a_student_is_called_faster_only_where_it_is(script: Any, rows: list[dict[str, Any]], said: str):
-    assert script.crossing(rows, "eager") == said
-    assert script.crossing(rows, "graph") == "not measured"
+def test_a_student_is_called_faster_only_where_it_is(vit: Any, rows: list[dict[str, Any]], said: str):
+    assert vit.crossing(rows, "eager") == said
+    assert vit.crossing(rows, "graph") == "not measured"
 
 
-def test_a_student_is_held_to_the_teacher_of_its_own_seed(script: Any, tmp_path: Path):
+def test_a_student_is_held_to_the_teacher_of_its_own_seed(vit: Any, tmp_path: Path):
     for seed, (teacher, student) in enumerate([(0.90, 0.89), (0.80, 0.77)]):
-        rows = script.Rows(tmp_path / f"rows-{seed}.jsonl")
+        rows = vit.Rows(tmp_path / f"rows-{seed}.jsonl")
         rows.add(kind="accuracy", mechanism="softmax", row="teacher", seed=seed, top1=teacher)
         rows.add(kind="accuracy", mechanism="mala", row="whole", seed=seed, top1=student)
-        assert script.Rows(rows.path).has(mechanism="mala", row="whole")  # as another call finds it
+        assert vit.Rows(rows.path).has(mechanism="mala", row="whole")  # as another call finds it
         assert not rows.has(mechanism="mala", row="layers")
-    told = script.write(tmp_path)
+    told = vit.write(tmp_path)
     assert "| mala | whole | 2 | 83.00 ± 8.49 | 2.00 ± 1.41 |" in told
     assert (tmp_path / "report.md").read_text() == told

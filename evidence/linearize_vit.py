@@ -1,13 +1,14 @@
 """What a ViT keeps when its attention becomes linear: train it, swap it, distil it with a tenth of its training.
 
-    PYTHONPATH=src python benchmarks/linearize_vit.py --data cifar-10 --out linearize --minutes 8
+    PYTHONPATH=src python evidence/linearize_vit.py --data cifar-10 --out linearize --minutes 8
 
 Every piece is a run of the engine in a folder of --out: the teacher, and for each mechanism the layers, then the whole
 network. Seeds are processes side by side on one GPU, which a ViT of 32 x 32 pixels does not fill. Rows are appended to
 `rows-SEED.jsonl` as they come and printed, with where every seed is in between; `report.md` and `linearize.json` have
 them together. When the time is over every run saves itself and ends, and the same command goes on. `--probe` trains a
 hundred steps of each piece and says what all would take. The rows: the teacher; swapped and not trained; after the
-first stage; after both. The bar is a point below the teacher.
+first stage; after both. The bar is a point below the teacher. One arm, `mean`, has no attention: every token gets the
+mean of all values, beside the same convolution. What it keeps is not owed to any mechanism.
 
 Then, alone on the machine: images per second by size, teacher and student in turns, as plain calls and replayed as
 CUDA graphs, and the size from which on a student is faster. `--part speed` does that alone.
@@ -34,14 +35,20 @@ import torch
 
 import affinear
 from affinear import tasks
+from affinear.bench.timing import capture_or_why, in_turns, run_aside
+from affinear.ops.mechanisms import identity
 from affinear.train import Run, train
 from affinear.train.checkpoint import LAST
 from affinear.train.faults import Interrupted
 from affinear.train.progress import Lines
+from running import files
+from running.machine import machine
 
-MECHANISMS = ("mala", "linear", "nala", "inline")
+MECHANISMS = ("mala", "linear", "nala", "inline", "mean")
+MEAN = affinear.Mechanism("mean", identity, identity, torch.zeros_like, nonnegative=False, paper="none")
 SIZES = (224, 320, 512, 768, 1024)
-STAGES = (("layers", 0.3, 1e-3), ("whole", 0.7, 5e-4))  # share of the students' steps, and peak of the rate
+STAGES = (("layers", 0.15, 2e-3), ("whole", 0.85, 1e-3))  # share of the students' images, and peak of the rate
+ADDED_RATE = 5.0  # what the rate is multiplied with for what the swap added
 TENTH = 10
 PROBED = 100
 LAST_WORDS = 15.0  # seconds that runs get to save themselves
@@ -64,7 +71,7 @@ class Rows:
 
     def add(self, **row: Any) -> None:
         """Keep a row."""
-        row["machine"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+        row["machine"] = machine()["device"]
         self.rows.append(row)
         with self.path.open("a") as file:
             file.write(json.dumps(row) + "\n")
@@ -118,7 +125,7 @@ def _steps(given: argparse.Namespace) -> int:
 
 
 def _student(given: argparse.Namespace, seed: int, teacher: Path, mechanism: str, rows: Rows) -> None:
-    """Swap, evaluate, and distil in two stages: together a tenth of the teacher's steps, and no more."""
+    """Swap, evaluate, and distil in two stages: together a tenth of the images that its teacher saw, and no more."""
     key: dict[str, Any] = {"kind": "accuracy", "mechanism": mechanism, "seed": seed}
     swap: dict[str, Any] = {"gain": True, "feature_map": "learned", "convolution": given.convolution}
     if not rows.has(**key, row="swapped"):
@@ -130,9 +137,11 @@ def _student(given: argparse.Namespace, seed: int, teacher: Path, mechanism: str
     weights = teacher / LAST
     for stage, share, rate in STAGES:
         folder = given.out / f"{mechanism}-{seed}-{stage}"
-        steps = max(1, math.floor(share * _steps(given) / TENTH))
+        batch = given.student_batch or given.batch
+        steps = max(1, math.floor(share * _steps(given) * given.batch / TENTH / batch))
         length = {"steps": steps, "eval_steps": None, "warmup_steps": min(20, steps // 4), "lr": rate}
-        changes = {**_plain(given, seed), **length, **swap, "mechanism": mechanism, "teacher": str(teacher / LAST)}
+        taught = {**length, "batch_size": batch, "added_rate": ADDED_RATE, "teacher": str(teacher / LAST)}
+        changes = {**_plain(given, seed), **taught, **swap, "mechanism": mechanism}
         setup = tasks.recipe_for("distil", given.model, stage, **changes)
         began = time.monotonic()
         result = train(Run(given.model, given.data, folder, setup, given.model_args, weights), progress=Lines())
@@ -220,12 +229,12 @@ def speeds(given: argparse.Namespace, ends: float) -> None:
                                             convolution=given.convolution)  # fmt: skip
             told: dict[str, Any] = {"tokens": (pixels // 16) ** 2 + 1, "batch": batch}
             calls = [_caller(network, images) for network in (student, softmax)]
-            told["eager"], told["softmax_eager"] = (batch / took for took in _in_turns(calls, device))
+            told["eager"], told["softmax_eager"] = _rates(calls, batch, device)
             if device.type == "cuda":
                 graphs = [_graph(call) for call in calls]
                 if all(graphs):
                     replays = [graph.replay for graph in graphs if graph is not None]
-                    told["graph"], told["softmax_graph"] = (batch / took for took in _in_turns(replays, device))
+                    told["graph"], told["softmax_graph"] = _rates(replays, batch, device)
             rows.add(kind="speed", mechanism=mechanism, pixels=pixels, **told)
             print(f"{mechanism} at {pixels} px: {_times(told)}", flush=True)
             write(given.out)
@@ -235,48 +244,33 @@ def _caller(network: torch.nn.Module, images: torch.Tensor) -> Callable[[], obje
     return lambda: network(images)
 
 
+def _pair(row: dict[str, Any], mode: str) -> str:
+    """Both networks' images a second, with three digits at least."""
+    rates = (row[mode], row[f"softmax_{mode}"])
+    student, teacher = (f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}" for rate in rates)
+    return f"{student} images/s, softmax {teacher}"
+
+
 def _times(row: dict[str, Any]) -> str:
     modes = [mode for mode in ("eager", "graph") if mode in row]
-    return ", ".join(f"{mode} {row[mode]:.0f} images/s, softmax {row[f'softmax_{mode}']:.0f}" for mode in modes)
+    return ", ".join(f"{mode} {_pair(row, mode)}" for mode in modes)
 
 
 @torch.no_grad()
 def _graph(call: Callable[[], object]) -> torch.cuda.CUDAGraph | None:
     """The call as a graph; None, and why is said, where there can be none."""
-    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        call()
-    torch.cuda.current_stream().wait_stream(side)
-    try:
-        with torch.cuda.graph(graph):
-            call()
-    except RuntimeError as error:
-        torch.cuda.synchronize()
-        print(f"no graph: {str(error).strip().splitlines()[0]}", flush=True)
-        return None
+    run_aside([call])
+    graph, why = capture_or_why(call)
+    if graph is None:
+        print(f"no graph: {why}", flush=True)
     return graph
 
 
 @torch.no_grad()
-def _in_turns(calls: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
-    """Median seconds of each, measured in turns; the first turns do not count."""
-    found: list[list[float]] = [[] for _ in calls]
+def _rates(calls: Sequence[Callable[[], object]], batch: int, device: torch.device) -> list[float]:
+    """Images per second of each, measured in turns; the first turns do not count."""
     warm, turns = (3, 10) if device.type == "cuda" else (1, 3)
-    for turn in range(warm + turns):
-        for call, times in zip(calls, found, strict=True):
-            _wait(device)
-            began = time.perf_counter()
-            call()
-            _wait(device)
-            if turn >= warm:
-                times.append(time.perf_counter() - began)
-    return [statistics.median(times) for times in found]
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    return [batch / took for took in in_turns(calls, device, turns, warm)]
 
 
 def crossing(rows: Sequence[dict[str, Any]], mode: str) -> str:
@@ -302,9 +296,8 @@ def write(out: Path) -> str:
     """Write all rows into one file, and tables of them; the tables."""
     rows = [row for file in sorted(out.glob("rows-*.jsonl")) for row in read(file)]
     told = tables(rows)
-    for name, content in (("linearize.json", json.dumps(rows, indent=1)), ("report.md", told)):
-        (out / f"{name}.part").write_text(content)
-        (out / f"{name}.part").replace(out / name)
+    files.write(out / "linearize.json", json.dumps(rows, indent=1))
+    files.write(out / "report.md", told)
     return told
 
 
@@ -322,10 +315,7 @@ def tables(rows: Sequence[dict[str, Any]]) -> str:
     if speed:
         lines += ["", "| mechanism | pixels | tokens | images/s, plain calls | as a graph |", "|---|---|---|---|---|"]
     for row in sorted(speed, key=lambda row: (row["mechanism"], row["pixels"])):
-        pairs = [
-            f"{row[mode]:.0f}, softmax {row[f'softmax_{mode}']:.0f}" if mode in row else ""
-            for mode in ("eager", "graph")
-        ]
+        pairs = [_pair(row, mode) if mode in row else "" for mode in ("eager", "graph")]
         lines.append(f"| {row['mechanism']} | {row['pixels']} | {row['tokens']} | {pairs[0]} | {pairs[1]} |")
     for mechanism in dict.fromkeys(row["mechanism"] for row in speed):
         mine = [row for row in speed if row["mechanism"] == mechanism]
@@ -355,6 +345,7 @@ def probe(given: argparse.Namespace) -> None:
 def main() -> int:
     """Do what fits into the time; 1 if something is left to do."""
     given = arguments().parse_args()
+    affinear.register(MEAN)
     ends = time.monotonic() + 60 * given.minutes
     given.out.mkdir(parents=True, exist_ok=True)
     if given.seed is not None:
@@ -392,6 +383,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--parallel", type=int, default=3, help="seeds at a time")
     parser.add_argument("--workers", type=int, default=4, help="processes that load images, of each seed")
     parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument(
+        "--student-batch", type=int, help="of the students, who see as many images; --batch if not given"
+    )
     parser.add_argument("--mechanisms", nargs="+", default=list(MECHANISMS))
     parser.add_argument("--convolution", type=int, default=3)
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="pixels, of the speeds")

@@ -1,0 +1,107 @@
+"""The page of generation: distances by mechanism, and how fast samplers are."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from pages.arms import NONE, Row, Values, by_arm, doubts, page, read, steps_of
+from pages.words import shown, table
+
+ARMS = ("softmax", "mala", "mala_released", "linear", "nala", "inline", NONE)
+
+
+def generation(found: Path) -> tuple[str, dict[str, Any]]:
+    """The page of generation, and the JSON beside it."""
+    told, speed, check, large = (
+        read(found / f"{name}.json") for name in ("generate", "speed", "check", "generate-speed")
+    )
+    cells: list[dict[str, Any]] = told["cells"] if told else []
+    frechet = by_arm(cells, ARMS, lambda cell: cell["score"]["frechet"])
+    cannot = [
+        "Networks of this size are trained for 400,000 steps where FIDs are published; these were trained for "
+        f"{steps_of(cells)}, so that distances are far above those, and their order may change with more."
+        if cells
+        else "No network was trained yet.",
+        *(doubts(frechet, ARMS, lower=True, unit="of distance") if cells else []),
+        *([] if large else ["Speed from 1,024 tokens on was not measured yet."]),
+    ]
+    parts: list[str] = []
+    if told and cells:
+        parts.append(_table(told, frechet, check))
+    if speed:
+        parts.append(_sampling(speed))
+    if large:
+        parts += _large(large)
+    commands = [
+        "PYTHONPATH=src python evidence/generate.py train --data cifar-10 --output outputs --steps 3000",
+        "PYTHONPATH=src python evidence/generate.py check --data cifar-10 --output outputs",
+        "PYTHONPATH=src python benchmarks/generate_speed.py --out outputs/generate-speed.json --around plain,parts",
+    ]
+    kept = {"generate": told, "speed": speed, "check": check, "generate-speed": large}
+    return page("Generation: DiT-S/2 on CIFAR-10, by mechanism", cannot, parts, commands), kept
+
+
+def _table(told: Row, frechet: Values, check: Row | None) -> str:
+    rows: list[list[str]] = []
+    for arm in frechet:
+        mine = [cell for cell in told["cells"] if cell["arm"] == arm]
+        scores = {name: [cell["score"][name] for cell in mine] for name in mine[0]["score"]}
+        kernel = shown([1000 * value for value in scores["kernel"]], ".2f")
+        shares = [shown(scores[name], ".3f") for name in ("precision", "recall")]
+        rows.append(
+            [arm, str(len(mine)), shown(scores["frechet"]), kernel, *shares, f"{mine[0]['parameters'] / 1e6:.1f} M"]
+        )
+    fid = told["features"] == "inception"
+    about = (
+        f"{told['cells'][0]['settings']['made']:,} images of averaged weights against the training images, over "
+        f"{'features of Inception' if fid else 'a small random network: these are no FIDs'}. Convolution, gate and "
+        "positions are the same in all arms."
+    )
+    if check:
+        about += f" The test images are {check['frechet']:.2f} from the training images by the same code."
+    head = ("attention", "seeds", "FID" if fid else "distance", "kernel distance x 1000", "precision", "recall")
+    return f"{about}\n\n{table((*head, 'parameters'), rows)}"
+
+
+def _sampling(speed: Row) -> str:
+    rows = [
+        [row["arm"], f"{statistics.median(row['images_per_second']):,.0f}", f"{row.get('peak_gb') or 0:.2f}"]
+        for row in speed["rows"]
+        if row["images_per_second"]
+    ]
+    about = (
+        f"The whole sampler at {speed['tokens']} tokens: {speed['steps']} steps of {speed['sampler']}, batches of "
+        f"{speed['batch']}, no guidance, {speed['dtype']}, {'compiled' if speed['compiled'] else 'eager'}, "
+        f"{speed['machine']['device']}."
+    )
+    return f"{about}\n\n{table(('attention', 'images/s', 'GiB'), rows)}"
+
+
+def _large(large: Row) -> list[str]:
+    rates = {(row["around"], row["pixels"], row["mechanism"]): row["images_per_second"] for row in large["rows"]}
+    rows: list[list[str]] = []
+    behind: list[str] = []
+    for row in large["rows"]:
+        base = rates.get((row["around"], row["pixels"], "softmax"))
+        times = row["images_per_second"] / base if base else 0.0
+        told = f"{times:.2f}" if base else ""
+        rows.append(
+            [
+                row["around"],
+                f"{row['tokens']:,}",
+                row["mechanism"],
+                f"{row['images_per_second']:.2f}",
+                told,
+                f"{row['peak_gb']:.2f}",
+            ]
+        )
+        if base and row["mechanism"] not in ("softmax", NONE) and times <= 1:
+            behind.append(f"{row['mechanism']} at {row['tokens']:,} tokens ({row['around']}, {times:.2f})")
+    bar = f"not for {'; '.join(behind)}" if behind else "so it is for all that were measured"
+    head = ("around", "tokens", "attention", "images/s", "of SDPA's", "GiB of a pass")
+    return [
+        f"Latents of 512 pixels and more, {large['steps']} steps, a whole batch at a time.\n\n{table(head, rows)}",
+        f"**Bar: linear attention ahead of SDPA from 1,024 tokens on.** {bar[0].upper()}{bar[1:]}.",
+    ]

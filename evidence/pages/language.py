@@ -1,0 +1,48 @@
+"""The page of language: perplexity, perplexity by position, and recall."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from pages.kinds import Cells, arms_of, compared, limits, origin, speed, spread
+
+
+def language_page(found: Mapping[str, Any], alone: Mapping[str, Any] | None) -> str:
+    """Perplexity, perplexity by position, recall, and speed."""
+    cells: Cells = found["cells"]
+    text, recall = ([one for one in cells if one["kind"] == kind] for kind in ("text", "recall"))
+    lines = ["# Language models, small", "", *limits(found)]
+    lines += [
+        "One corpus, PubMed's abstracts, a few million tokens seen more than once; about 15M parameters; one recipe "
+        "and one rate, tuned for no arm. A difference in perplexity here says nothing about 340M parameters and 15 "
+        "billion tokens. Recall is that of two small layers after few steps, without rotary positions: what is learnt "
+        "by then, not what would fit. "
+        "`mamba2` stands for the state space models: Mamba itself scans token by token without its own kernels.",
+        "",
+    ]
+    if text:
+        lines += ["## Perplexity on documents not seen", ""]
+        lines += compared(text, "perplexity", "softmax", lambda value: value, "lower is better")
+        lines += ["", "By how many tokens came before, mean over seeds:", "", *_positions(text), ""]
+    if recall:
+        widths = sorted({one["width"] for one in recall})
+        lines += ["## Associative recall, accuracy in percent by width of a head", ""]
+        lines += [f"| arm | {' | '.join(map(str, widths))} |", "|---" * (len(widths) + 1) + "|"]
+        for arm in arms_of(recall):
+            mine = [one for one in recall if one["arm"] == arm]
+            parts = [spread([100 * one["score"]["accuracy"] for one in mine if one["width"] == w]) for w in widths]
+            lines.append(f"| {arm} | {' | '.join(parts)} |")
+        lines.append("")
+    return "\n".join(lines + speed(alone) + origin(found, "language.py"))
+
+
+def _positions(cells: Cells) -> list[str]:
+    names = list(dict.fromkeys(name for one in cells for name in one["positions"]))
+    lines = [f"| arm | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for arm in arms_of(cells):
+        mine = [one["positions"] for one in cells if one["arm"] == arm]
+        parts = [[one[name]["perplexity"] for one in mine if name in one] for name in names]
+        lines.append(f"| {arm} | {' | '.join(f'{statistics.mean(p):.2f}' if p else '-' for p in parts)} |")
+    return lines

@@ -1,0 +1,81 @@
+"""The page of speech: word errors by mechanism, and an hour of audio in one piece."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pages.arms import NONE, Row, Values, by_arm, doubts, held, page, read
+from pages.words import shown, table
+
+ARMS = ("softmax_relative", "softmax", "mala", "linear", "nala", "inline", NONE, "mala_causal")
+WER_BAR = 1.0  # points that MALA may be behind softmax with relative positions
+
+
+def speech(found: Path) -> tuple[str, dict[str, Any]]:
+    """The page of speech, and the JSON beside it."""
+    cells = [{**told, **told["cell"]} for file in sorted((found / "cells").glob("*.json")) if (told := read(file))]
+    hour = read(found / "speech_hour.json")
+    wer = by_arm(cells, ARMS, lambda cell: 100 * cell["wer"])
+    cannot = [
+        "The recordings are eleven hours of actors in a game, many of them with processed voices, and the networks "
+        "have eight blocks of 160 channels: no WER here is to be read beside one of LibriSpeech's.",
+        *(doubts(wer, ARMS, lower=True, unit="points") if wer else ["No network was trained yet."]),
+        *([] if hour else ["An hour of audio in one piece was not measured yet."]),
+    ]
+    parts = ([_table(cells, wer), *_bars(cells, wer)] if wer else []) + ([_hour(hour)] if hour else [])
+    commands = [
+        "PYTHONPATH=src python evidence/speech.py --data packed --out speech --minutes 9",
+        "PYTHONPATH=src python benchmarks/speech_hour.py --out speech/speech_hour.json",
+    ]
+    kept = {"cells": cells, **({"hour": hour} if hour else {})}
+    return page("Speech: words that are heard wrong, by mechanism", cannot, parts, commands), kept
+
+
+def _table(cells: Sequence[Row], wer: Values) -> str:
+    rows: list[list[str]] = []
+    for arm in wer:
+        mine = [cell for cell in cells if cell["arm"] == arm]
+        edits = [shown([100 * cell[name] for cell in mine]) for name in ("wer", "cer")]
+        steps = "/".join(sorted({str(cell["plan"]["steps"]) for cell in mine}))
+        rows.append([arm, str(len(mine)), *edits, f"{mine[0]['parameters'] / 1e6:.2f} M", steps])
+    first = cells[0]
+    about = (
+        f"WER and CER in percent on {first['recordings']:,} recordings ({first['words']:,} words) of speakers that "
+        "were never heard, averaged weights after the last step, the likeliest piece of every token."
+    )
+    return f"{about}\n\n{table(('attention', 'seeds', 'WER', 'CER', 'parameters', 'steps'), rows)}"
+
+
+def _bars(cells: Sequence[Row], wer: Values) -> list[str]:
+    found: list[str] = []
+    if "mala" in wer and "softmax_relative" in wer:
+        behind = statistics.mean(wer["mala"]) - statistics.mean(wer["softmax_relative"])
+        found.append(
+            f"**Bar: MALA within {WER_BAR} of softmax with relative positions, or better.** It is {abs(behind):.1f} "
+            f"points {'behind' if behind > 0 else 'ahead'}: the bar {held(behind <= WER_BAR)}."
+        )
+    streams = [cell["stream"] for cell in cells if "stream" in cell]
+    if streams:
+        same, tokens = (sum(stream[name] for stream in streams) for name in ("same_tokens", "tokens"))
+        found.append(
+            f"**Bar: the stream says what the whole says, token for token.** {same:,} of {tokens:,} tokens are the "
+            "same."
+        )
+    return found
+
+
+def _hour(hour: Row) -> str:
+    rows = [[row["model"], row["arm"], f"{row['minutes']:g}", *_measured(row)] for row in hour["rows"]]
+    about = f"The encoder in one piece, forward alone, {hour['machine']['device']}."
+    return f"{about}\n\n{table(('network', 'attention', 'minutes of audio', 'seconds', 'GiB'), rows)}"
+
+
+def _measured(row: Row) -> list[str]:
+    if "seconds" in row:
+        return [f"{row['seconds']:.3f}", f"{row['gib']:.2f}" if row.get("gib") else ""]
+    if "would_need_gib" in row:
+        return ["not tried", f"{row['would_need_gib']:,.0f} of scores alone"]
+    return ["does not fit", ""]

@@ -1,0 +1,48 @@
+"""The page of speech says first what cannot be concluded, and nothing that the cells do not."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def heard(folder: Path, arm: str, seed: int, wer: float, **more: Any) -> None:
+    (folder / "cells").mkdir(exist_ok=True)
+    told = {
+        "cell": {"arm": arm, "seed": seed},
+        "plan": {"steps": 900},
+        "parameters": 4_000_000,
+        "wer": wer,
+        "cer": wer / 2,
+    }
+    told |= {"words": 5000, "recordings": 400, **more}
+    (folder / "cells" / f"{arm}-{seed}.json").write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize(("behind", "said"), [(0.03, "the bar does not hold"), (0.009, "the bar holds")])
+def test_speech_holds_mala_to_softmax_with_relative_positions(
+    written: Callable[..., str], tmp_path: Path, behind: float, said: str
+):
+    base = random.uniform(0.3, 0.5)
+    for seed in range(3):
+        heard(tmp_path, "softmax_relative", seed, base + 0.001 * seed)
+        heard(tmp_path, "mala", seed, base + behind + 0.001 * seed)
+    heard(tmp_path, "mala_causal", 0, base + 0.2, stream={"same_tokens": 999, "tokens": 1000})
+    hour = {
+        "machine": {"device": "X1"},
+        "rows": [{"model": "m", "arm": "mala", "minutes": 60.0, "seconds": 0.5, "gib": 1.25}],
+    }
+    hour["rows"] += [{"model": "m", "arm": "softmax_relative", "minutes": 60.0, "would_need_gib": 180.0}]  # pyright: ignore
+    (tmp_path / "speech_hour.json").write_text(json.dumps(hour))
+    text = written("speech", tmp_path, tmp_path / "page")
+    assert said in text
+    assert "999 of 1,000 tokens" in text
+    assert "Not measured: softmax, linear, nala, inline, none." in text
+    assert "Some arms have 1 seed:" in text
+    assert "180 of scores alone" in text
+    assert f"{100 * (base + 0.001):.1f} ± 0.1" in text
