@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -43,6 +44,13 @@ def seed(request: pytest.FixtureRequest) -> int:
     torch.manual_seed(number)
     request.node.add_report_section("setup", "seed", f"AFFINEAR_SEED={number}")
     return number
+
+
+@pytest.fixture
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is forgotten after it."""
+    module = importlib.import_module("affinear.ops.mechanisms")
+    monkeypatch.setattr(module, "_registry", dict(module.mechanisms()))
 
 
 @pytest.fixture(scope="session", autouse=True)

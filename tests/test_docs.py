@@ -38,6 +38,7 @@ def test_site_builds_strictly_and_stands_alone(tmp_path: Path):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.usefixtures("own_registry")  # pages register mechanisms
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)  # an example may save a file
     namespace: dict[str, object] = {"__name__": "__main__"}

@@ -10,10 +10,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
+
+from affinear import tasks
+from affinear.cli import build_app
+from affinear.stopping import stop_at_once
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -58,6 +65,43 @@ main()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr.strip() == "Stopped before anything was done."
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("eval run --data photos", "Stopped at once; it was not measured to the end."),
+        ("predict --weights run a.png", "Stopped at once; what was answered before stays."),
+        ("train mavit_tiny --data photos", "Stopped at once; the last checkpoint is as it was."),
+    ],
+)
+def test_ctrl_c_tells_what_it_leaves(command: str, said: str, monkeypatch: pytest.MonkeyPatch):
+    def stopped(*given: Any, **others: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tasks, "load_trained", stopped)
+    monkeypatch.setattr(tasks, "recipe_for", stopped)
+    done = CliRunner().invoke(build_app(), command.split())
+    assert (done.exit_code, done.output.strip()) == (130, said)
+
+
+def test_an_evaluation_is_told_of_ctrl_c_and_not_ended_as_if_nothing_had_begun(monkeypatch: pytest.MonkeyPatch):
+    heard: list[Any] = []
+
+    def evaluate(*given: Any, **others: Any) -> None:
+        heard.append(signal.getsignal(signal.SIGINT))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tasks, "load_trained", lambda *given, **others: MagicMock(task=tasks.find("classify")))  # pyright: ignore
+    monkeypatch.setattr(type(tasks.find("classify")), "open_to_judge", lambda *given: (None, "nothing"))  # pyright: ignore
+    monkeypatch.setattr(tasks, "evaluate", evaluate)
+    before = signal.signal(signal.SIGINT, stop_at_once)
+    try:
+        done = CliRunner().invoke(build_app(), ["eval", "run", "--data", "photos"])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard == [signal.default_int_handler]
+    assert done.exit_code == 130
 
 
 @pytest.fixture

@@ -12,7 +12,9 @@ import pytest
 
 from affinear.compare.cells import Outcome
 from affinear.compare.experiment import Comparison, Results
+from affinear.compare.findings import Summary
 from affinear.compare.report import html
+from affinear.compare.screen import legend, looked_into, row, table
 from affinear.lens.glance import Attention, Map
 from affinear.tasks.classify import TASK, ClassifySettings
 from affinear.tasks.images.labelled.images import Images, in_memory
@@ -128,3 +130,12 @@ def test_a_seed_alone_is_called_what_it_is():
     page = Page(html(results_of(1)))
     assert "No difference is decided." in page.text
     assert "One seed has no spread" in page.text
+
+
+def test_columns_of_attention_stand_where_something_is_known_of_it():
+    known = Summary("mala", {0: 50.0}, 50.0, None, 9, None, 0.217, None, None, -0.5, 0.1, 1e-7, {})
+    unknown = replace(known, norm_correlation=None, negative_share=None, row_sum_error=None)
+    assert [len(table(given, TASK).columns) for given in ([known, unknown], [unknown])] == [9, 6]
+    assert "entropy" not in legend(TASK, attention=looked_into([unknown]))
+    assert "entropy" in legend(TASK, attention=looked_into([known]))
+    assert row(known, TASK)[4] == "0.22"  # images/s of a slow network are not none

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from affinear.layers import AxialRotary
 from affinear.models import RMT, SECViT, released
+from affinear.models._weights import draw as draw_fresh
 from affinear.models.parallel import parallelize
 from affinear.models.rmt import ManhattanAttention, ManhattanPositions
 from affinear.models.secvit import ClusterAttention
@@ -176,6 +177,16 @@ def test_fresh_weights_are_drawn_as_released(name: str, kind: type[torch.nn.Modu
     ]
     assert not any(biases) if drawn else all(biases)
     assert (others == []) == drawn
+
+
+@pytest.mark.parametrize("seed", [146, 250, 341])
+def test_no_fresh_weight_lies_far_out(seed: int):
+    """With these seeds a truncated normal by the inverse of erf gives a weight of -2, a hundred deviations out."""
+    torch.manual_seed(seed)
+    layer = torch.nn.Linear(256, 256, device="meta").to_empty(device="cpu")
+    draw_fresh(layer, torch.nn.Linear)
+    assert layer.weight.abs().max() < 0.2
+    assert 0.019 < layer.weight.std() < 0.021
 
 
 @pytest.mark.parametrize(

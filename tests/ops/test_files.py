@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,26 @@ def test_states_of_files_merge_to_that_of_all(tmp_path: Path):
 def test_a_state_of_an_empty_batch_comes_back(tmp_path: Path):
     state = a_state().map(lambda x: x[:0])
     assert af.State.load(state.save(tmp_path / "state")).covariance.shape == (0, 3, 8, 4)
+
+
+def test_folders_and_files_that_are_not_there_are_named(tmp_path: Path):
+    path = tmp_path / "none" / "state"
+    said = f"path: expected a file in a folder that exists, got {path}; make {path.parent} first or choose another"
+    with pytest.raises(FileNotFoundError, match=f"^{re.escape(said)}$"):
+        a_state().save(path)
+    said = (
+        f"path: expected a file that State.save wrote, got {path}, and there is no folder {path.parent}; save a state"
+    )
+    with pytest.raises(FileNotFoundError, match=f"^{re.escape(said)}"):
+        af.State.load(str(path))
+    with pytest.raises(
+        FileNotFoundError, match=r"^path: .*, got .*state, and there is no such file; save a state there"
+    ):
+        af.State.load(tmp_path / "state")
+    a_state().save(tmp_path / "file")
+    said = f"got {tmp_path / 'file' / 'state'}, and {tmp_path / 'file'} is none"
+    with pytest.raises(NotADirectoryError, match=f"^path: expected a file in a folder, {re.escape(said)}$"):
+        a_state().save(tmp_path / "file" / "state")
 
 
 def test_nothing_is_overwritten(tmp_path: Path):

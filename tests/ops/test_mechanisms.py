@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
 from collections.abc import Callable
 
@@ -217,13 +216,6 @@ def test_scores_are_scaled_by_the_head_width_but_where_released_networks_do_not(
 
 
 # The registry.
-
-
-@pytest.fixture
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is forgotten after it."""
-    module = importlib.import_module("affinear.ops.mechanisms")
-    monkeypatch.setattr(module, "_registry", dict(af.mechanisms()))
 
 
 def squared(name: str = "squared") -> af.Mechanism:

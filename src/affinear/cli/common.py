@@ -23,8 +23,12 @@ TRAINING = ("timm", "accelerate", "safetensors", "torchvision", "PIL", "numpy")
 
 
 @contextmanager
-def told_in_a_sentence() -> Generator[None]:
-    """End with a sentence, and the exit code that fits, where training or evaluation cannot go on."""
+def told_in_a_sentence(left: str = "the last checkpoint is as it was") -> Generator[None]:
+    """End with a sentence, and the exit code that fits, where training or evaluation cannot go on.
+
+    Args:
+        left: How things stand after Ctrl-C, as the end of that sentence.
+    """
     import torch
 
     from affinear.train import Interrupted, NonFinite
@@ -36,7 +40,7 @@ def told_in_a_sentence() -> Generator[None]:
             print(asked, file=sys.stderr)
         sys.exit(asked.exit_code)
     except KeyboardInterrupt:
-        print("Stopped at once; the last checkpoint is as it was.", file=sys.stderr)
+        print(f"Stopped at once; {left}.", file=sys.stderr)
         sys.exit(INTERRUPTED)
     except torch.OutOfMemoryError:
         stop(

@@ -137,7 +137,8 @@ def _print_results(results: Results) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     whole = results.comparison.whole
     console.print(screens.table(told.summaries, task, whole))
-    console.print(screens.legend(task, whole), style="dim", width=min(console.width, 120))
+    known = screens.legend(task, whole, screens.looked_into(told.summaries))
+    console.print(known, style="dim", width=min(console.width, 120))
     print()
     for finding in told.findings:
         if finding.decided:

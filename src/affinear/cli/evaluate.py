@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import TRAINING, changes_of, is_first, require, told_in_a_sentence
+from .common import TRAINING, changes_of, is_first, listen, require, told_in_a_sentence
 from .plugins import Plugins, load_plugins
 
 if TYPE_CHECKING:
@@ -46,13 +46,14 @@ def evaluate(
     from affinear import tasks
     from affinear.train import confused
 
-    with told_in_a_sentence():
+    with told_in_a_sentence("it was not measured to the end"):
         load_plugins(plugin)
         # Settings are spelled as their task says, so the weights are asked first which one it is.
         trained = tasks.load_trained(source, model, task=task)
         changes = changes_of(trained.task, setting, image_size=image_size)
         if changes:
             trained = tasks.load_trained(source, model, task=task, **changes)
+        listen()
         judge = trained.task.open_to_judge if not held_out else trained.task.open_held_out
         opened, which = judge(data, trained.job.settings)
         score = tasks.evaluate(trained, opened, batch_size=batch_size, workers=workers)
@@ -72,12 +73,13 @@ def evaluate(
     known = [measure for measure in trained.task.measures if measure.name in score.numbers]
     known.sort(key=lambda measure: measure.name == "loss")
     numbers = [f"{measure.title} {measure.told(score[measure.name])}" for measure in known]
-    print(", ".join([*numbers, f"{score.count} {trained.task.samples}"]))
+    print(", ".join([*numbers, f"{score.count} {score.counted or trained.task.samples}"]))
     print(f"Measured on {which}.")
 
 
 def _content(task: Task[Any, Any], score: Score) -> dict[str, Any]:
     """For machines: the numbers beside each other, and those of each class."""
-    parts = [{"name": part.name, task.samples: part.count, **part.numbers} for part in score.parts]
-    counted = {"confusion": score.confusion} if score.confusion else {}
-    return {**score.numbers, task.samples: score.count, task.parts: parts, **counted, "skipped": list(score.skipped)}
+    parts = [{"name": part.name, part.counted or task.samples: part.count, **part.numbers} for part in score.parts]
+    taken = {"confusion": score.confusion} if score.confusion else {}
+    count = {score.counted or task.samples: score.count}
+    return {**score.numbers, **count, task.parts: parts, **taken, "skipped": list(score.skipped)}

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import TRAINING, changes_of, listen, require, stop, told_in_a_sentence
+from .common import TRAINING, changes_of, listen, require, sentence, stop, told_in_a_sentence
 from .plugins import Plugins, load_plugins
 
 
@@ -51,7 +51,7 @@ def predict(
 
     found: list[Any] = []
     failed = False
-    with told_in_a_sentence():
+    with told_in_a_sentence("what was answered before stays"):
         load_plugins(plugin)
         trained = tasks.load_trained(weights, model, task=task)
         if image_size is not None:
@@ -66,13 +66,17 @@ def predict(
             raise ValueError("sources: expected something to answer: files, folders, or --class for a generator")
         listen()
         if stream:
-            for source in sources or []:
-                _follow(trained, source, options)
-            return
+            if as_json or output is not None:
+                other = "--json" if as_json else "--output"
+                raise ValueError(
+                    f"{other}: --stream prints words as they come, and nothing else; leave one of them out"
+                )
+            whole = [_follow(trained, source, options) for source in asked]
+            sys.exit(0 if all(whole) else 1)
         for answer in trained.task.predict(trained, asked, options):
             failed |= answer.error is not None
             said = answer.text if answer.error is None else answer.error.removeprefix(f"{answer.source}: ")
-            found.append(dict(answer.content) or {"source": answer.source, "error": answer.error and said})
+            found.append({"source": answer.source, **(answer.content or {"error": answer.error and said})})
             if not as_json:
                 print(f"{answer.source}: {said}")
             drawn = Path() if output is None and trained.task.draws else output
@@ -84,15 +88,19 @@ def predict(
         sys.exit(1)
 
 
-def _follow(trained: Any, source: str, options: Any) -> None:
-    """Print what comes, as it comes."""
+def _follow(trained: Any, source: str, options: Any) -> bool:
+    """Print what comes, as it comes, or why nothing does; whether it came to its end."""
     words = trained.task.follow(trained, source, options)
     print(f"{source}:", end="", flush=True)
     try:
         for word in words:
             print(f"{trained.task.between}{word}", end="", flush=True)
+    except (ValueError, OSError) as error:
+        print(f" {sentence(error).removeprefix(f'{source}: ')}", end="")
+        return False
     finally:
         print()
+    return True
 
 
 def _files_of(sources: list[str]) -> list[str]:

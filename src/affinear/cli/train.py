@@ -120,14 +120,17 @@ def train(
 
 
 def _print_result(task: Task[Any, Any], result: Result) -> None:
+    from affinear.train import progress
+
+    passes = progress.epochs(result.records[-1].epoch)
     for name in result.skipped_names:
         print(f"Skipped, because it cannot be read: {name}", file=sys.stderr)
     known = [m for m in sorted(task.measures, key=lambda m: m.name == "loss") if m.name in result.score]
     numbers = ", ".join(f"{measure.title} {measure.told(result.score[measure.name])}" for measure in known)
     skipped = f" {task.samples.capitalize()} that could not be read: {result.skipped}." if result.skipped else ""
     print(
-        f"{numbers} after {result.records[-1].epoch} epochs; best {task.metric.title} {task.metric.told(result.best)} "
-        f"after epoch {result.best_epoch}. {result.per_second:,.0f} {task.unit}/s.{skipped}"
+        f"{numbers} after {passes}; best {task.metric.title} {task.metric.told(result.best)} "
+        f"after epoch {result.best_epoch}. {progress.pace(result.per_second)} {task.unit}/s.{skipped}"
     )
     print(f"Best weights: {result.weights}")
     print(f"Report: {result.weights.with_name('report.html')}")

@@ -20,7 +20,7 @@ from ..train.records import Record
 from ..train.task import Measure, Task
 from .cells import Outcome
 from .findings import Conclusions, Summary, conclude, counted
-from .screen import headings, legend, result, row
+from .screen import headings, legend, looked_into, result, row
 
 if TYPE_CHECKING:
     from .experiment import Comparison, Results
@@ -96,15 +96,17 @@ def _list(sentences: Iterable[str], kind: str = "") -> str:
 
 def _table(summaries: Sequence[Summary], plan: Comparison) -> str:
     task, whole = plan.task, plan.whole
-    head = "".join(f"<th>{escape(_one_line(name))}</th>" for name in headings(task, whole))
+    seen = looked_into(summaries)
+    columns = headings(task, whole, seen)
+    head = "".join(f"<th>{escape(_one_line(name))}</th>" for name in columns)
     lines = "".join(
         f'<tr title="{escape(_what(task, summary.variant))}">'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in row(summary, task, whole))
+        + "".join(f"<td>{escape(cell)}</td>" for cell in row(summary, task, whole)[: len(columns)])
         + "</tr>"
         for summary in summaries
     )
     return (
-        f'<h2>The table</h2><p class="note">{escape(legend(task, whole))} Several cells share the machine, so '
+        f'<h2>The table</h2><p class="note">{escape(legend(task, whole, seen))} Several cells share the machine, so '
         f"{'ms/step' if task.pace == 'steps' else f'{task.unit}/s'} tells the variants apart and is no record.</p>"
         f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
         f"<details><summary>What each variant is</summary>"

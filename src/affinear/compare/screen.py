@@ -11,6 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from ..train.progress import pace as per_second
 from ..train.progress import spoken
 from ..train.records import Record
 from ..train.task import Measure, Task
@@ -24,16 +25,23 @@ NONE = "-"
 STOPPING = "Stopping: each network finishes its step and saves; Ctrl-C again ends them at once."
 
 
-def headings(task: Task[Any, Any], whole: bool = False) -> tuple[str, ...]:
+def looked_into(summaries: Sequence[Summary]) -> bool:
+    """Whether anything is known of what the attention of trained networks does; not every task tells."""
+    seen = ((one.norm_correlation, one.negative_share, one.row_sum_error) for one in summaries)
+    return any(number is not None for numbers in seen for number in numbers)
+
+
+def headings(task: Task[Any, Any], whole: bool = False, attention: bool = True) -> tuple[str, ...]:
     """Of the columns, in two lines each, so that the table fits a terminal of 80 columns.
 
-    Of whole networks attention is not what differs: multiply-adds stand in its place.
+    Of whole networks attention is not what differs: multiply-adds stand in its place. Without `attention` nothing does.
     """
     metric = f"{task.metric.title}\n{'%' if task.metric.scale == 100 else ''}"
     size, cost = (metric, "spread", "para-\nmeters"), (_pace(task), "memory\nMB")
     if whole:
         return ("network", *size, "GMACs", *cost)
-    return ("variant", *size, *cost, "entropy\n/norm", "below\nzero %", "row sum\nerror")
+    seen = ("entropy\n/norm", "below\nzero %", "row sum\nerror") if attention else ()
+    return ("variant", *size, *cost, *seen)
 
 
 def _pace(task: Task[Any, Any]) -> str:
@@ -227,10 +235,11 @@ def result(outcome: Outcome, metric: Measure) -> str:
 def table(summaries: Sequence[Summary], task: Task[Any, Any], whole: bool = False) -> Table:
     """The table for a terminal, of variants of one network or of whole networks."""
     out = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    for number, heading in enumerate(headings(task, whole)):
+    columns = headings(task, whole, looked_into(summaries))
+    for number, heading in enumerate(columns):
         out.add_column(heading, justify="right" if number else "left", no_wrap=True)
     for summary in summaries:
-        out.add_row(*row(summary, task, whole))
+        out.add_row(*row(summary, task, whole)[: len(columns)])
     return out
 
 
@@ -242,7 +251,7 @@ def row(summary: Summary, task: Task[Any, Any], whole: bool = False) -> tuple[st
     memory = None if summary.step_memory is None else summary.step_memory / 1e6
     share = None if summary.negative_share is None else 100 * summary.negative_share
     size = summary.variant, mean, _number(summary.spread, form), _count(summary.parameters)
-    pace = _number(summary.per_second, ",.0f")
+    pace = NONE if summary.per_second is None else per_second(summary.per_second)
     if task.pace == "steps":
         pace = _number(None if summary.step_seconds is None else 1000 * summary.step_seconds, ".1f")
     cost = pace, _number(memory, ",.1f")
@@ -267,8 +276,8 @@ def _number(value: float | None, form: str) -> str:
     return NONE if value is None else format(value, form)
 
 
-def legend(task: Task[Any, Any], whole: bool = False) -> str:
-    """What the columns are."""
+def legend(task: Task[Any, Any], whole: bool = False, attention: bool = True) -> str:
+    """What the columns are, those of attention included if there are some."""
     told = (
         f"{task.metric.title}: mean over seeds, on the test set after the last step; spread: standard deviation over "
         f"seeds. {_pace_told(task)}, the fastest epoch. memory: what the tensors of one training step take at "
@@ -276,6 +285,8 @@ def legend(task: Task[Any, Any], whole: bool = False) -> str:
     )
     if whole:
         return f"{told}GMACs: multiply-adds for one sample as it is trained on, in billions."
+    if not attention:
+        return told.strip()
     return (
         f"{told}entropy/norm: rank correlation of a row's entropy and its query's norm, below zero if louder queries "
         "look more sharply. below zero: share of the weights. row sum error: the largest distance of a row's sum from "

@@ -37,7 +37,7 @@ class LearnedPosition(nn.Module):
     ) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.empty(1, *grid, dim, device=device, dtype=dtype))
-        nn.init.trunc_normal_(self.table, std=0.02)
+        nn.init.normal_(self.table, std=0.02)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The map with its positions; with a mask (B, H, W), the table is resized to each image, not to the batch."""

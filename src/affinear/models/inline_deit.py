@@ -15,7 +15,6 @@ from timm.layers import (
     Mlp,
     PatchEmbed,
     calculate_drop_path_rates,
-    trunc_normal_,
 )
 from timm.models import generate_default_cfgs, register_model, register_notrace_module
 from timm.models._features import feature_take_indices
@@ -134,7 +133,7 @@ class InLineDeiT(Column):
         self.head = nn.Linear(embed_dim, num_classes, **dd) if num_classes else nn.Identity()
         draw(self, nn.Linear)
         for token in (self.cls_token, self.cls_position):
-            trunc_normal_(token, std=0.02)
+            nn.init.normal_(token, std=0.02)
 
     @staticmethod
     def check_pool(global_pool: str) -> str:

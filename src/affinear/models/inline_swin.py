@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from timm.layers import ClassifierHead, calculate_drop_path_rates, trunc_normal_
+from timm.layers import ClassifierHead, calculate_drop_path_rates
 from timm.layers import PatchEmbed as TimmPatchEmbed
 from timm.models import generate_default_cfgs, register_model
 from timm.models.swin_transformer import PatchMerging as TimmPatchMerging
@@ -59,7 +59,7 @@ class WindowAttention(nn.Module):
         self.mechanism = ops.find("softmax")
         displacements = (2 * window[0] - 1) * (2 * window[1] - 1)
         self.relative_position_bias_table = nn.Parameter(torch.empty(displacements, num_heads, **dd))
-        trunc_normal_(self.relative_position_bias_table, std=0.02)
+        nn.init.normal_(self.relative_position_bias_table, std=0.02)
         self.qkv = nn.Linear(dim, 3 * dim, **dd)
         self.proj = nn.Linear(dim, dim, **dd)
 

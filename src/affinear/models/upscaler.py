@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
-from timm.layers import DropPath, Mlp, calculate_drop_path_rates, trunc_normal_
+from timm.layers import DropPath, Mlp, calculate_drop_path_rates
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -62,7 +62,7 @@ class WindowAttention(nn.Module):
         self.num_heads, self.window, self.shift = num_heads, window, shift
         self.mechanism = ops.find("softmax")
         self.relative_position_bias_table = nn.Parameter(torch.empty((2 * window - 1) ** 2, num_heads, **dd))
-        trunc_normal_(self.relative_position_bias_table, std=0.02)
+        nn.init.normal_(self.relative_position_bias_table, std=0.02)
         self.qkv = nn.Linear(dim, 3 * dim, **dd)
         self.position = DepthwiseConv(dim, position_kernel, **dd) if position_kernel else None
         self.proj = nn.Linear(dim, dim, **dd)

@@ -29,6 +29,13 @@ def save(state: State, path: str | os.PathLike[str]) -> Path:
     target = Path(path)
     if target.exists():
         raise ValueError(f"path: expected a file that does not exist yet, got {target}; remove it or choose another")
+    folder = target.parent
+    if not folder.exists():
+        raise FileNotFoundError(
+            f"path: expected a file in a folder that exists, got {target}; make {folder} first or choose another"
+        )
+    if not folder.is_dir():
+        raise NotADirectoryError(f"path: expected a file in a folder, got {target}, and {folder} is none")
     name = state.mechanism.name
     if mechanisms().get(name) != state.mechanism:
         raise ValueError(
@@ -52,7 +59,15 @@ def save(state: State, path: str | os.PathLike[str]) -> Path:
 
 def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Mechanism]:
     """The tensors of a state by name, and its mechanism."""
-    raw = Path(path).read_bytes()
+    try:
+        raw = Path(path).read_bytes()
+    except FileNotFoundError:
+        folder = Path(path).parent
+        where = "there is no such file" if folder.is_dir() else f"there is no folder {folder}"
+        raise FileNotFoundError(
+            f"path: expected a file that State.save wrote, got {path}, and {where}; save a state there first, or is it "
+            "elsewhere?"
+        ) from None
     try:
         end = WORD + int.from_bytes(raw[:WORD], "little")
         if end > min(len(raw), LONGEST_HEADER):

@@ -119,6 +119,7 @@ class State:
 
         Raises:
             ValueError: If the file exists, or the mechanism is not registered.
+            FileNotFoundError: If its folder does not exist.
 
         Example:
             >>> import tempfile, torch, affinear as af
@@ -139,6 +140,7 @@ class State:
 
         Raises:
             ValueError: If the file is not such a state, or its mechanism is not registered.
+            FileNotFoundError: If there is no such file.
         """
         from . import files
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..linearizing.low_rank import merge
 from ..models.making import make
 from ..train.examples import images_of
 from ..train.task import Trained
@@ -55,7 +56,7 @@ def open_network(model: str | None, weights: Path | None = None, *, num_classes:
         find("classify")  # trunks are among its networks
         return Opened(model, make(model, {} if num_classes is None else {"num_classes": num_classes}).eval())
     trained = load_trained(weights, model)
-    if trained.task.name != "classify":
+    if not isinstance(trained.task, type(find("classify"))):  # distilled ones are classifiers, too
         raise ValueError(
             f"{weights}: expected the weights of a classifier, got those of --task {trained.task.name}, which "
             "`affinear predict` and `affinear eval` take"
@@ -63,6 +64,7 @@ def open_network(model: str | None, weights: Path | None = None, *, num_classes:
     classes = getattr(trained.network, "num_classes", None)
     if num_classes is not None and num_classes != classes:
         raise ValueError(f"num_classes: {weights} tells {classes} classes apart, not {num_classes}; leave it out")
+    merge(trained.network)  # low-rank updates of a distilled one; others have none
     images = images_of(weights, trained.job.facts["channels"]) if weights.is_dir() else None
     return Opened(trained.job.model, _as_trained(trained), str(weights), images)
 

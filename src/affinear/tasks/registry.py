@@ -17,6 +17,7 @@ MODULES: Mapping[str, str] = MappingProxyType(
         "detect": "affinear.tasks.detect",
         "distil": "affinear.tasks.distil",
         "distil_language": "affinear.tasks.distil.language",
+        "distil_speech": "affinear.tasks.distil.speech",
         "generate": "affinear.tasks.generate",
         "language": "affinear.tasks.language",
         "ranges": "affinear.tasks.ranges",

@@ -16,6 +16,7 @@ from ..train.devices import accelerated
 from ..train.engine import scored
 from ..train.folder import weights_in
 from ..train.recipe import Recipe
+from ..train.settings import tidy
 from ..train.task import Data, Job, Score, Task, Trained
 from ..train.weights import fill
 from .registry import find
@@ -53,10 +54,13 @@ def load_trained(
         raise ValueError(f"{path}: the file is not what was written: a bit of it has changed; get a whole copy of it")
     chosen = find(told.task)
     job = _job(chosen, told, path)
+    asked = _asked(chosen, job, path, changes)
+    tuned = {name: getattr(asked.settings, name) for name in changes if name in asked.settings.tuned}
     tensors = read(path).tensors
-    network = chosen.network(job, room=room_for(tensors))
+    # Made as it was trained, but for what weights do not depend on: some fields mean another thing to the network.
+    network = chosen.network(dataclasses.replace(job, settings=job.settings.changed(**tuned)), room=room_for(tensors))
     fill(network, tensors, str(path))
-    return Trained(chosen, dataclasses.replace(job, settings=job.settings.changed(**changes)), network.eval())
+    return Trained(chosen, asked, network.eval())
 
 
 def evaluate(
@@ -108,3 +112,15 @@ def _job(task: Task[Any, Any], told: About, path: Path) -> Job[Any]:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return job
+
+
+def _asked(task: Task[Any, Any], job: Job[Any], path: Path, changes: Mapping[str, Any]) -> Job[Any]:
+    """The job with settings of the user's; those that the weights were trained for stay."""
+    for name in job.settings.bound:
+        was, now = getattr(job.settings, name), tidy(changes.get(name, getattr(job.settings, name)))
+        if was != now:
+            raise ValueError(f"{name}: expected {was!r}, as the weights of {path} were trained with, got {now!r}")
+    asked = dataclasses.replace(job, settings=job.settings.changed(**changes))
+    if changes:
+        task.check_job(asked)
+    return asked

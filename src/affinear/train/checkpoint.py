@@ -125,13 +125,12 @@ def load(checkpoint: Path) -> Snapshot:
         RunError: If a file is missing or damaged.
     """
     try:
-        told = (checkpoint / STATE).read_text(encoding="utf-8") if (checkpoint / STATE).is_file() else ""
-        wrong = "" if _is_old(checkpoint, told) else manifest.fault(checkpoint)
+        wrong = "" if _is_old(checkpoint) else manifest.fault(checkpoint)
         if wrong:
             raise ValueError(wrong)
         average = checkpoint / AVERAGE
         return Snapshot(
-            _position(told),
+            _position((checkpoint / STATE).read_text(encoding="utf-8")),
             load_file(checkpoint / WEIGHTS),
             load_file(average) if average.is_file() else None,
             torch.load(checkpoint / OPTIMIZER, map_location="cpu", weights_only=True),
@@ -218,9 +217,12 @@ def _found(folder: Path) -> dict[int, Path]:
     return {int(match[1]): path for path in folder.iterdir() if (match := NAME.fullmatch(path.name)) and path.is_dir()}
 
 
-def _is_old(checkpoint: Path, state: str) -> bool:
+def _is_old(checkpoint: Path) -> bool:
     """Whether it is from before there were tasks, when checkpoints had no checksums either."""
-    return not (checkpoint / manifest.MANIFEST).exists() and '"epochs"' in state and '"records"' not in state
+    if (checkpoint / manifest.MANIFEST).exists() or not (checkpoint / STATE).is_file():
+        return False
+    state = (checkpoint / STATE).read_bytes()
+    return b'"epochs"' in state and b'"records"' not in state
 
 
 def _position(text: str) -> Position:

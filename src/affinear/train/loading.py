@@ -22,6 +22,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from .draws import Batches, Draw, Draws, InOrder
+from .recipe import Recipe
 
 
 def shuffled(
@@ -59,6 +60,20 @@ def shuffled(
             f"{count} or less"
         )
     return _loader(samples, Batches(Draws(count, seed, repeats), batch_size, drop_last=True), workers, collate)
+
+
+def shuffled_by(
+    recipe: Recipe,
+    samples: Dataset[Any],
+    count: int,
+    *,
+    name: str,
+    noun: str = "images",
+    collate: Callable[[Any], Any] | None = None,
+) -> DataLoader[Any]:
+    """Batches to learn from as `shuffled` makes them, with the recipe's size of a batch, seed and workers."""
+    size, seed, workers = recipe.batch_size // recipe.accumulate, recipe.seed, recipe.workers
+    return shuffled(samples, count, size, seed=seed, workers=workers, name=name, noun=noun, collate=collate)
 
 
 def arranged(

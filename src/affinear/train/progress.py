@@ -175,9 +175,29 @@ def described(record: Record, run: Outline) -> str:
     for measure in run.measures:
         if record.averaged is not None and measure.name in record.averaged and not measure.name.endswith("loss"):
             parts.append(f"averaged {measure.title} {measure.shown(record.averaged[measure.name])}")
-    parts += [f"{record.per_second:,.0f} {run.unit}/s", f"lr {record.lr:.1e}"]
+    parts += [f"{pace(record.per_second)} {run.unit}/s", f"lr {record.lr:.1e}"]
     where = f"step {record.step} of {run.steps}" if run.by_steps else f"epoch {record.epoch} of {run.epochs}"
     return f"{where}: " + ", ".join(parts)
+
+
+def pace(per_second: float) -> str:
+    """How many a second, with a digit more where there are few: one in five seconds is not none.
+
+    Examples:
+        >>> pace(1234.5), pace(6.25), pace(0.217)
+        ('1,234', '6.2', '0.22')
+    """
+    return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.2g}"
+
+
+def epochs(count: int) -> str:
+    """So many passes.
+
+    Examples:
+        >>> epochs(1), epochs(1200)
+        ('1 epoch', '1,200 epochs')
+    """
+    return f"{count:,} epoch{'' if count == 1 else 's'}"
 
 
 def spoken(seconds: float) -> str:

@@ -14,7 +14,7 @@ from .curves import over, where
 from .faults import SaveError
 from .folder import REPORT
 from .page import Line, Section
-from .progress import Outline, spoken
+from .progress import Outline, epochs, pace, spoken
 from .task import Measure, Task
 
 __all__ = ["Section", "html", "write"]
@@ -75,8 +75,8 @@ def _facts(task: Task[Any, Any], about: Mapping[str, Any], run: Outline, positio
         "task": f"{task.name}: {task.about}",
         "network": ", ".join([about["model"], *(f"{name}={value}" for name, value in about["model_args"].items())]),
         "data": f"{about['train_samples']:,} to learn from, {about['test_samples']:,} to be judged by",
-        "training": f"{run.steps:,} steps, {run.epochs:,} epochs, in batches of {recipe['batch_size']}",
-        "time": f"{spoken(seconds)} of training, {rate:,.0f} {task.unit}/s",
+        "training": f"{run.steps:,} steps, {epochs(run.epochs)}, in batches of {recipe['batch_size']}",
+        "time": f"{spoken(seconds)} of training, {pace(rate)} {task.unit}/s",
     }
     return page.terms(known)
 
@@ -113,7 +113,7 @@ def _records(task: Task[Any, Any], run: Outline, position: Position) -> str:
             str(where(record, run.by_steps)),
             f"{record.train_loss:.4f}",
             *(_shown(one, record.test) for one in task.measures),
-            f"{record.per_second:,.0f}",
+            pace(record.per_second),
             f"{record.lr:.2e}",
         ]
         for record in position.records

@@ -76,6 +76,9 @@ class Settings:
         checks: What each field may hold, by its name.
         free: Fields that change how fast a run goes or what is written, not what comes out of it; a run may be
             continued with others.
+        bound: Fields that weights are trained for. Whoever uses the weights cannot choose others.
+        tuned: Fields that the network is made with and its weights do not depend on. Whoever uses the weights may
+            choose others, and the network is made with those.
 
     Examples:
         >>> @dataclass(frozen=True)
@@ -92,6 +95,8 @@ class Settings:
     kind: ClassVar[str] = "settings"
     checks: ClassVar[Mapping[str, Check]] = {}
     free: ClassVar[tuple[str, ...]] = ()
+    bound: ClassVar[tuple[str, ...]] = ()
+    tuned: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         for field in fields(self):

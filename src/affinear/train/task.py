@@ -122,11 +122,13 @@ class Part:
         name: Of the part.
         count: Samples of it.
         numbers: By name.
+        counted: What `count` counts where that is not the task's samples, such as "tokens".
     """
 
     name: str
     count: int
     numbers: Mapping[str, float]
+    counted: str | None = None
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,7 @@ class Score:
         skipped: Names of samples that could not be read.
         confusion: Of the samples of each part, a row, how many were taken for each, a column; none if a task does not
             tell.
+        counted: What `count` counts where that is not the task's samples, such as "rows".
 
     Examples:
         >>> Score({"top1": 0.5}, 8)["top1"]
@@ -151,6 +154,7 @@ class Score:
     parts: tuple[Part, ...] = ()
     skipped: tuple[str, ...] = ()
     confusion: tuple[tuple[int, ...], ...] = ()
+    counted: str | None = None
 
     def __getitem__(self, name: str) -> float:
         return self.numbers[name]

@@ -71,6 +71,19 @@ def test_a_run_learns_is_judged_and_asked(coco: Make, tmp_path: Path) -> None:
     assert len(rows) == len(answers[0].content["objects"])
 
 
+def test_what_weights_do_not_depend_on_may_be_set_when_they_are_used(coco: Make, tmp_path: Path) -> None:
+    data = coco(train=3, test=2)
+    train(run_of(data, tmp_path / "run"))
+    chosen: dict[str, Any] = {"detections": 9, "min_score": 0.0, "nms": 0.9, "test_side": 96}
+    network = tasks.load_trained(tmp_path / "run", **chosen).network
+    assert isinstance(network, Detector)
+    made = network.settings
+    assert (made.detections, made.score, made.nms, made.min_size) == (9, 0.0, 0.9, 96)
+    found = network([torch.rand(3, 50, 70)])[0]
+    assert 4 < len(found["boxes"]) <= 9
+    assert tasks.evaluate(tmp_path / "run", str(data), **chosen)["cap"] == 9
+
+
 def test_boxes_alone_are_learned_without_masks(coco: Make, tmp_path: Path) -> None:
     result = train(run_of(coco(masks=False, train=2, test=1), tmp_path / "run", head="retinanet"))
     assert "box_ap" in result.score
@@ -90,6 +103,7 @@ def test_the_data_decides_masks_and_the_cap_and_nothing_is_compiled(coco: Make) 
     assert job.recipe.compile is False
     assert job.facts == {"class_names": ["box", "bar"], "categories": [3, 7]}
     assert "at most 100 detections an image" in TASK.summary(job, opened)
+    assert opened.name not in TASK.summary(job, opened)  # the plan says it before
     job, opened = settled(data, detections=2)
     assert TASK.summary(job, opened).endswith("at most 2 detections an image, though an image has 3 objects")
     assert settled(data, head="retinanet")[0].settings.masks is False

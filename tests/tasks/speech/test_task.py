@@ -11,7 +11,10 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torch import nn
+from typer.testing import CliRunner
 
+from affinear import tasks
+from affinear.cli import build_app
 from affinear.models.speech import Conformer
 from affinear.tasks.speech import TASK
 from affinear.tasks.speech.audio import read_audio
@@ -271,6 +274,27 @@ def test_only_what_can_stream_streams(tmp_path: Path):
         TASK.follow(trained_on(data, causal=True), path, Writing(beam=4))
     with pytest.raises(ValueError, match="nothing of that name"):
         list(TASK.follow(trained_on(data, causal=True), str(tmp_path / "absent.wav"), Writing()))
+
+
+def test_a_recording_that_cannot_be_read_does_not_end_the_stream_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = str(write(tmp_path / "a.wav", np.random.default_rng().normal(0, 0.1, RATE)))
+    trained = trained_on(voices(tmp_path), causal=True)
+    monkeypatch.setattr(tasks, "load_trained", lambda *given, **named: trained)  # pyright: ignore
+
+    def stream(*more: str) -> Any:
+        return CliRunner().invoke(build_app(), ["predict", "--stream", "--weights", "any", *more])
+
+    told = stream("absent.wav", path)
+    assert told.exit_code == 1
+    first, second = told.stdout.splitlines()
+    assert first == "absent.wav: expected a recording, got nothing of that name."
+    assert second.startswith(f"{path}:")
+    for option in (["--json"], ["--output", str(tmp_path)]):
+        refused = stream(path, *option)
+        assert refused.exit_code == 1
+        assert f"{option[0]}: --stream prints words as they come" in refused.stderr
 
 
 def test_words_are_whole_when_the_next_begins():

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ... import __version__
 from ...models.checkpoints import Converted, Weights
 from ...models.detectors import Detector, released
-from ...models.sealing import sealed
+from ...train.task import Job
+from ..sealing import converted
 from .recipes import CASCADE_3X, MASK_RCNN_1X, RETINANET_1X
 from .settings import Detection
 from .task import TASK
@@ -39,17 +38,8 @@ def convert(
     settings = settings_of(network)
     cascade, dense = settings.head == "cascade", settings.head == "retinanet"
     recipe = TASK.recipes[CASCADE_3X if cascade else RETINANET_1X if dense else MASK_RCNN_1X].recipe
-    about = {
-        "task": TASK.name,
-        "model": model,
-        "model_args": args,
-        "recipe": recipe.as_dict(),
-        "settings": settings.as_dict(),
-        "facts": {"class_names": names, "categories": categories},
-    }
-    tensors = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
-    told = {"format": "pt", "affinear": __version__, "about": json.dumps(about)}
-    return Converted(sealed(tensors, told), network, weights)
+    job = Job(model, args, recipe, settings, {"class_names": names, "categories": categories})
+    return converted(TASK.name, job, network, weights)
 
 
 def settings_of(network: Detector) -> Detection:

@@ -72,6 +72,13 @@ class Detection(Settings):
 
     kind: ClassVar[str] = "settings of detect"
     free: ClassVar[tuple[str, ...]] = ("memory", "test_batch")
+    bound: ClassVar[tuple[str, ...]] = (
+        *("head", "masks", "anchor_sizes", "anchor_ratios", "channels", "head_norm"),
+        *("box_norm", "box_head", "class_aware", "relu_between"),
+    )
+    tuned: ClassVar[tuple[str, ...]] = (
+        *("detections", "min_score", "nms", "proposals", "sampling", "mask_padding", "test_side", "long_side"),
+    )
 
     head: str = "rcnn"
     masks: bool | None = None

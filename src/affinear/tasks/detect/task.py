@@ -130,7 +130,7 @@ class Detect(Task[Coco, Detection]):
         short = f", though an image has {most} objects" if cap is not None and most > cap else ""
         objects = sum(len(one.labels) for one in data.train.objects)
         return (
-            f"{data.name}: {len(data.train):,} training and {len(data.test):,} test images, {objects:,} {shapes} to "
+            f"{len(data.train):,} training and {len(data.test):,} test images, {objects:,} {shapes} to "
             f"learn from, {len(data.class_names)} classes; at most {cap} detections an image{short}"
         )
 

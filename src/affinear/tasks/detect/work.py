@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from ...train.draws import NOTHING
-from ...train.loading import in_order, shuffled
+from ...train.loading import in_order, shuffled_by
 from ...train.page import Section
 from ...train.task import Job, Score, Work
 from .coco import Coco
@@ -46,15 +46,7 @@ class DetectWork(Work[Coco, Detection]):
         """Batches of images and what they show."""
         recipe, half = self.job.recipe, self.data.train
         samples = TrainSamples(half, self.job.settings.variation(), self.masks, self.skipped.tally("train", half))
-        return shuffled(
-            samples,
-            len(half),
-            recipe.batch_size // recipe.accumulate,
-            seed=recipe.seed,
-            workers=recipe.workers,
-            name=self.data.name,
-            collate=as_it_is,
-        )
+        return shuffled_by(recipe, samples, len(half), name=self.data.name, collate=as_it_is)
 
     def test_loader(self) -> DataLoader[Any]:
         """Batches of whole images, of any sizes."""

@@ -43,6 +43,7 @@ class Generation(Settings):
 
     kind: ClassVar[str] = "settings of generate"
     free: ClassVar[tuple[str, ...]] = ("judge_batch",)
+    bound: ClassVar[tuple[str, ...]] = ("process", "image_size", "latent_scale")
 
     process: str = "ddpm"
     image_size: tuple[int, int] | None = None

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from ...train.loading import in_order, shuffled
+from ...train.loading import in_order, shuffled_by
 from ...train.page import Section
 from ...train.task import Job, Score, Work
 from ..images.batching import Batching
@@ -53,15 +53,7 @@ class GenerateWork(Work[Pictures, Generation]):
         recipe, half = self.job.recipe, self.data.train
         flip = 0.0 if self.latent else self.job.settings.flip
         samples = TrainSamples(half, self.batching, flip, self.skipped.tally("train", half))
-        return shuffled(
-            samples,
-            len(half),
-            recipe.batch_size // recipe.accumulate,
-            seed=recipe.seed,
-            workers=recipe.workers,
-            name=self.data.name,
-            collate=as_it_is,
-        )
+        return shuffled_by(recipe, samples, len(half), name=self.data.name, collate=as_it_is)
 
     def test_loader(self) -> DataLoader[Any]:
         """Batches of noise and classes."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from ...train.loading import in_order, shuffled
+from ...train.loading import in_order, shuffled_by
 from ...train.page import Section
 from ...train.task import Job, Part, Score, Work
 from .report import sections
@@ -39,15 +39,8 @@ class RangesWork(Work[Ranges, RangesSettings]):
     def train_loader(self) -> DataLoader[Any]:
         """Batches of sequences, each of all processes together."""
         recipe, split = self.job.recipe, self.data.train
-        return shuffled(
-            Sequences(split, self.length),
-            len(split),
-            recipe.batch_size // recipe.accumulate,
-            seed=recipe.seed,
-            workers=recipe.workers,
-            name=self.data.name,
-            noun="sequences",
-            collate=as_it_is,
+        return shuffled_by(
+            recipe, Sequences(split, self.length), len(split), name=self.data.name, noun="sequences", collate=as_it_is
         )
 
     def test_loader(self) -> DataLoader[Any]:

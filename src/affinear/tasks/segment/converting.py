@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ... import __version__
 from ...models.checkpoints import Converted, Weights
 from ...models.heads import released
-from ...models.sealing import sealed
 from ...train.task import Job
+from ..sealing import converted
 from .opening import read_names
 from .recipes import SEMANTIC_FPN_80K, UPERNET_160K
 from .task import TASK, settled
@@ -44,14 +42,4 @@ def convert(
     assert head is not None
     setup = TASK.preset(model, RECIPE_OF[head]).changed(mask_padding=False, map_norms=True)
     job = settled(Job(model, args, setup.recipe, TASK.settings(**setup.settings.as_dict()), {"classes": names}))
-    about = {
-        "task": TASK.name,
-        "model": model,
-        "model_args": args,
-        "recipe": job.recipe.as_dict(),
-        "settings": job.settings.as_dict(),
-        "facts": dict(job.facts),
-    }
-    tensors = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
-    told = {"format": "pt", "affinear": __version__, "about": json.dumps(about)}
-    return Converted(sealed(tensors, told), network, weights)
+    return converted(TASK.name, job, network, weights)

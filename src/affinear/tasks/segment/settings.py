@@ -45,6 +45,8 @@ class Segmentation(Settings):
 
     kind: ClassVar[str] = "settings of segment"
     free: ClassVar[tuple[str, ...]] = ("memory", "test_batch")
+    bound: ClassVar[tuple[str, ...]] = ("head", "map_norms")
+    tuned: ClassVar[tuple[str, ...]] = ("mask_padding",)
 
     head: str = "semantic_fpn"
     helper_weight: float = 0.4

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from ...models.heads.parts import enlarge
-from ...train.loading import in_order, shuffled
+from ...train.loading import in_order, shuffled_by
 from ...train.page import Section
 from ...train.task import Job, Score, Work
 from .looking import Look, labels_of
@@ -44,16 +44,7 @@ class SegmentWork(Work[Scenes, Segmentation]):
         """Batches of crops, each of all processes together."""
         recipe, pairs = self.job.recipe, self.data.train
         samples = TrainSamples(pairs, self.variation, self.skipped.tally("train", pairs))
-        return shuffled(
-            samples,
-            len(pairs),
-            recipe.batch_size // recipe.accumulate,
-            seed=recipe.seed,
-            workers=recipe.workers,
-            name=self.data.name,
-            noun="photos",
-            collate=as_it_is,
-        )
+        return shuffled_by(recipe, samples, len(pairs), name=self.data.name, noun="photos", collate=as_it_is)
 
     def test_loader(self) -> DataLoader[Any]:
         """Batches of whole photos, of any sizes."""

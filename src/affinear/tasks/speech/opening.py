@@ -125,6 +125,7 @@ def _row(path: Path, number: int, line: str) -> Recording:
         begin=begin,
         end=None if end is None else float(end),
         line=number,
+        written=fields["text"],
     )
 
 
@@ -141,7 +142,7 @@ def _librispeech(folder: Path) -> list[Recording]:
                 raise ValueError(
                     f"data: expected a recording {name}.flac beside {told}, which has its text, found none"
                 )
-            found.append(Recording(str(files[name]), plain(text), name.partition("-")[0], 0.0))
+            found.append(Recording(str(files[name]), plain(text), name.partition("-")[0], 0.0, written=text))
     return found
 
 

@@ -31,6 +31,7 @@ class Recording:
         begin: Where in the file it begins, in seconds.
         end: Where it ends; None for the end of the file.
         line: Of the manifest, from 1; 0 where there is none.
+        written: What is said, as the transcript has it, with signs and capitals.
     """
 
     path: str
@@ -40,6 +41,7 @@ class Recording:
     begin: float = 0.0
     end: float | None = None
     line: int = 0
+    written: str = ""
 
     @property
     def name(self) -> str:

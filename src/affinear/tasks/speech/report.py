@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from ...train.page import Section, figure, png
+from ..fewer import places
 from .audio import CorruptAudio
 from .decoding import greedy
 from .hearing import Ear
@@ -41,7 +42,7 @@ class Shown:
 def sections(network: nn.Module, half: Recordings, ear: Ear, spelling: Spelling, device: torch.device) -> list[Section]:
     """Some test recordings, from those that were heard best to those that were heard worst."""
     seen: list[Shown] = []
-    for index in np.linspace(0, len(half) - 1, min(len(half), LOOKED_AT)).astype(int).tolist():
+    for index in places(len(half), LOOKED_AT):
         try:
             wave = half[index].to(device)
         except CorruptAudio:
@@ -49,10 +50,17 @@ def sections(network: nn.Module, half: Recordings, ear: Ear, spelling: Spelling,
         features, frames = ear(wave[None])
         logits, _ = network(features, frames)
         heard = spelling.decode(greedy(logits[0].argmax(dim=-1).tolist()))
-        said = half.rows[index].text
-        seen.append(
-            Shown(half.path(index), features[0].cpu(), align(said.split(), heard.split()), compare(said, heard))
-        )
+        seen.append(shown(half.path(index), features[0], half.rows[index].text, heard))
+    return best_to_worst(seen)
+
+
+def shown(name: str, features: Tensor, said: str, heard: str) -> Shown:
+    """A test recording with features (T, F), what was said in it and what was heard, both in plain words."""
+    return Shown(name, features.cpu(), align(said.split(), heard.split()), compare(said, heard))
+
+
+def best_to_worst(seen: Sequence[Shown]) -> list[Section]:
+    """Some of the recordings that were looked at, in the order of their word errors; nothing where there are none."""
     if not seen:
         return []
     ordered = sorted(seen, key=lambda one: one.errors.numbers["wer"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from .audio import CorruptAudio
 from .planning import Turn
 from .recordings import Recordings
 from .resampling import resample
-from .text import Spelling
 
 
 class Waves(NamedTuple):
@@ -42,6 +41,14 @@ class Waves(NamedTuple):
     indices: Tensor
 
 
+class Spells(Protocol):
+    """What texts are spelled with."""
+
+    def encode(self, text: str, /) -> list[int]:
+        """The numbers of a text."""
+        ...
+
+
 class TrainSamples(Dataset[Waves]):
     """Recordings to learn from, a batch at a time. In place of a corrupt one, the next good one comes.
 
@@ -52,7 +59,7 @@ class TrainSamples(Dataset[Waves]):
         tally: Where corrupt ones are noted.
     """
 
-    def __init__(self, half: Recordings, spelling: Spelling, speeds: Sequence[float], tally: Tally) -> None:
+    def __init__(self, half: Recordings, spelling: Spells, speeds: Sequence[float], tally: Tally) -> None:
         self.half, self.spelling, self.speeds, self.tally = half, spelling, speeds, tally
 
     def __len__(self) -> int:
@@ -132,8 +139,18 @@ def batch_of(rows: Sequence[tuple[Tensor, list[int], float, int]], places: int) 
 
 
 def played(wave: Tensor, speed: float) -> Tensor:
-    """A wave (S,) played so much faster, and so much higher."""
-    return resample(wave, round(100 * speed), 100)
+    """A wave (S,) played so much faster, and so much higher; `real_speed` says how much."""
+    return resample(wave, round(100 * real_speed(speed)), 100)
+
+
+def real_speed(speed: float) -> float:
+    """How fast something is played that is to be played so fast: in whole hundredths.
+
+    Examples:
+        >>> real_speed(0.944)
+        0.94
+    """
+    return round(100 * speed) / 100
 
 
 def as_it_is(batch: Waves) -> Waves:

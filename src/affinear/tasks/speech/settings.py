@@ -43,6 +43,7 @@ class Hearing(Settings):
 
     kind: ClassVar[str] = "settings of speech"
     free: ClassVar[tuple[str, ...]] = ("memory", "test_batch")
+    bound: ClassVar[tuple[str, ...]] = ("tokens", "vocabulary", "alphabet", "sample_rate", "bands", "normalization")
 
     tokens: str = "letters"
     vocabulary: int = 256

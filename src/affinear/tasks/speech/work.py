@@ -23,9 +23,9 @@ from .decoding import greedy
 from .hearing import Ear
 from .metric import Errors, compare, score_of
 from .planning import ByDuration
-from .recordings import Voices
+from .recordings import Recording, Voices
 from .report import sections
-from .samples import TestSamples, TrainSamples, Waves, as_it_is
+from .samples import TestSamples, TrainSamples, Waves, as_it_is, real_speed
 from .settings import Hearing
 from .text import BLANK, Spelling
 
@@ -60,7 +60,7 @@ class SpeechWork(Work[Voices, Hearing]):
         self.ear = Ear(settings, job.facts).to(device)
         self.masks = Masks(settings.band_masks, settings.band_width, settings.time_masks, settings.time_share)
         parts = recipe.accumulate
-        seconds = [row.seconds / min(settings.speeds) for row in data.train.rows]
+        seconds = [row.seconds / real_speed(min(settings.speeds)) for row in data.train.rows]
         chosen = learnable(data, self.spelling, self.ear, settings)
         most = settings.batch_seconds / parts
         self.plan = ByDuration(seconds, chosen, recipe.batch_size // parts, most, recipe.seed)
@@ -117,9 +117,7 @@ class SpeechWork(Work[Voices, Hearing]):
             for batch in batches:
                 heard = cast(Heard, batch)
                 texts = heard_texts(network, heard.features, heard.frames, self.spelling)
-                for text, index in zip(texts, heard.waves.indices.tolist(), strict=True):
-                    if index != NOTHING:
-                        found.append((rows[index].speaker, compare(rows[index].text, text)))
+                found += judged(rows, heard.waves.indices, texts)
         return score_of(gather_object(found), self.skipped.names)
 
     def names(self, indices: Sequence[int]) -> list[str]:
@@ -145,13 +143,19 @@ def heard_texts(network: nn.Module, features: Tensor, frames: Tensor, spelling: 
     return [spelling.decode(greedy(row[:count])) for row, count in zip(best, lengths.tolist(), strict=True)]
 
 
+def judged(rows: Sequence[Recording], indices: Tensor, texts: Sequence[str]) -> list[tuple[str, Errors]]:
+    """Speaker and errors of each recording of a batch, by what was heard in plain words; fillers are left out."""
+    both = zip(indices.tolist(), texts, strict=True)
+    return [(rows[index].speaker, compare(rows[index].text, text)) for index, text in both if index != NOTHING]
+
+
 def learnable(data: Voices, spelling: Spelling, ear: Ear, settings: Hearing) -> list[int]:
     """Training recordings that are not too long, and long enough for their text at any speed."""
     found: list[int] = []
     for index, row in enumerate(data.train.rows):
         pieces = spelling.encode(row.text)
         needed = len(pieces) + sum(a == b for a, b in itertools.pairwise(pieces))
-        samples = int(row.seconds * settings.sample_rate / max(settings.speeds))
+        samples = int(row.seconds * settings.sample_rate / real_speed(max(settings.speeds)))
         if row.seconds <= settings.longest and pieces and tokens_of(ear.mel.frames(samples)) >= needed:
             found.append(index)
     return found

@@ -36,6 +36,7 @@ class Upscaling(Settings):
 
     kind: ClassVar[str] = "settings of upscale"
     free: ClassVar[tuple[str, ...]] = ("memory", "test_batch")
+    bound: ClassVar[tuple[str, ...]] = ("scale",)
 
     scale: int = 2
     patch: int | None = None

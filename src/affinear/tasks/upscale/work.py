@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from ...train.loading import in_order, shuffled
+from ...train.loading import in_order, shuffled_by
 from ...train.page import Section
 from ...train.task import Job, Score, Work
 from .bicubic import resize, to_bytes
@@ -41,12 +41,10 @@ class UpscaleWork(Work[Album, Upscaling]):
         recipe, settings, photos = self.job.recipe, self.job.settings, self.data.train
         assert settings.patch is not None
         tally = self.skipped.tally("train", photos)
-        return shuffled(
+        return shuffled_by(
+            recipe,
             TrainSamples(photos, settings.patch, self.scale, settings.turn, tally),
             len(photos) * settings.crops,
-            recipe.batch_size // recipe.accumulate,
-            seed=recipe.seed,
-            workers=recipe.workers,
             name=self.data.name,
             noun="crops",
             collate=as_it_is,
