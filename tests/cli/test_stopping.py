@@ -30,6 +30,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
     [
         ("os.kill(os.getpid(), signal.SIGINT)", "Stopped before anything was done."),
         ("sys.exit(130)", ""),  # a command that was interrupted and has told it
+        ("raise KeyboardInterrupt", ""),  # Ctrl-C again, before such a command has ended
     ],
 )
 def test_ctrl_c_while_packages_are_imported_is_answered_in_a_sentence(what: str, said: str):
@@ -49,6 +50,28 @@ cli.main()
     assert done.returncode == 130
     assert done.stderr.strip() == said
     assert done.stdout.strip() == ("" if said else "tidied up")
+
+
+def test_ctrl_c_while_a_command_ends_waits_for_nothing_and_loses_no_words():
+    code = """
+import atexit, os, signal, sys, time
+from affinear import cli
+def press_again():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+def build():
+    def app():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        atexit.register(press_again)
+        print("Stopped; all is saved.")
+        sys.exit(130)
+    return app
+cli.build_app = build
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stderr) == (130, "")
+    assert done.stdout.strip() == "Stopped; all is saved."
 
 
 def test_ctrl_c_is_heard_before_the_command_line_is_imported():

@@ -51,10 +51,13 @@ class Guard:
     def forbidding(self, cache: str | None = None) -> Generator[None]:
         """Within it, what is forbidden raises `Crossed` and is written down; but for files in a folder of its own."""
         self._on, self._cache = True, None if cache is None else os.path.realpath(cache)
+        # Python would keep what it compiles of modules that are imported on the way, in folders that it makes.
+        sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
         try:
             yield
         finally:
             self._on = False
+            sys.dont_write_bytecode = before
 
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:
         if not self._on or (self._cache is not None and _stays_in(self._cache, event, args)):
@@ -65,9 +68,8 @@ class Guard:
 
 
 def _writes(args: tuple[Any, ...]) -> bool:
-    path, _, flags = args
-    # Python keeps what it compiles of modules that are imported on the way; /dev/null is nowhere.
-    return bool(flags & WRITING) and not str(path).endswith(".pyc") and "__pycache__" not in str(path)
+    _, _, flags = args
+    return bool(flags & WRITING)
 
 
 def _stays_in(folder: str, event: str, args: tuple[Any, ...]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import sys
 from importlib.util import find_spec
 from io import TextIOWrapper
@@ -32,14 +33,22 @@ def main() -> None:
         if end.code == INTERRUPTED:
             _leave(INTERRUPTED)
         raise
+    except KeyboardInterrupt:  # once more, on the way out of the first
+        _leave(INTERRUPTED)
 
 
 def _leave(code: int) -> None:
     """End now. Python would first take apart all that torch has made, for seconds, and who presses Ctrl-C waits."""
+    signal.signal(signal.SIGINT, lambda *_: os._exit(code))  # and who presses it again waits for nothing
+    _flush()
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+    _flush()
+    os._exit(code)
+
+
+def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    os._exit(code)
 
 
 def build_app() -> typer.Typer:
