@@ -14,6 +14,8 @@ from ..stopping import INTERRUPTED, await_interrupts
 from .common import stop
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     import typer
 
 NEEDS = ("typer", "rich", "matplotlib")
@@ -39,7 +41,11 @@ def main() -> None:
 
 def _leave(code: int) -> None:
     """End now. Python would first take apart all that torch has made, for seconds, and who presses Ctrl-C waits."""
-    signal.signal(signal.SIGINT, lambda *_: os._exit(code))  # and who presses it again waits for nothing
+
+    def at_once(number: int, frame: FrameType | None) -> None:
+        os._exit(code)
+
+    signal.signal(signal.SIGINT, at_once)  # and who presses it again waits for nothing
     _flush()
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
     _flush()
