@@ -62,8 +62,7 @@ def broken(path: Path) -> bool:
     """
     with path.open("rb") as file:
         header = _header(file)
-        told = cast("dict[str, Any]", header.get("__metadata__") or {})
-        wanted = told.pop(SEAL, None)
+        wanted = header.get("__metadata__", {}).pop(SEAL, None)
         if wanted is None:
             return False
         digest = _begun(header)
@@ -80,9 +79,10 @@ def _header(file: IO[bytes]) -> dict[str, Any]:
         header = json.loads(file.read(size))
     except RecursionError:
         header = None
-    if not isinstance(header, dict):
+    known = cast("dict[str, Any]", header) if isinstance(header, dict) else {"__metadata__": None}
+    if not isinstance(known.get("__metadata__", {}), dict):
         raise ValueError("expected a header of safetensors, got something else")
-    return cast("dict[str, Any]", header)
+    return known
 
 
 def _begun(header: Mapping[str, Any]) -> Any:
