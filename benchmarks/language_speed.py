@@ -5,8 +5,9 @@
 
 Every cell is timed by itself, in bfloat16, with random weights of the 340M shape, and added to --out as it comes; the
 same command goes on with the cells that are missing. No cell begins after --minutes. What does not fit is a row that
-says so. Rivals: LlamaForCausalLM of the same shape with SDPA, with its growing and its static cache; fla's
-linear-attention model where it can be imported (PYTHONPATH).
+says so. Rivals: LlamaForCausalLM of the same shape with SDPA, with its growing and its static cache, and as one graph
+over keys that stand in place; fla's linear-attention model where it can be imported (PYTHONPATH). What lies behind a
+decoded token is random: its size costs, and not what it says.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from typing import Any
 import torch
 import transformers as hf
 from torch import Tensor
+from transformers.cache_utils import DynamicLayer
 
 from affinear.bench.machine import describe
-from affinear.bench.timing import time_calls
+from affinear.bench.timing import capture, run_aside, seconds_of, time_calls
 from affinear.models.language import AffinearCache, AffinearForCausalLM, Stepper, chunked_cross_entropy, preset
 from affinear.models.language.cache import Past, StateLayer
 from affinear.ops import State
@@ -34,6 +36,7 @@ from affinear.ops.mechanisms import find
 
 DTYPE = torch.bfloat16
 STEP_TOKENS = 32768  # of a training step, whatever the length
+FEW = 128  # tokens of the step before the one that is measured
 ROOM = 0.92  # of the GPU's memory that a cache may be expected to take
 PROBE: dict[str, Any] = {
     "hidden_size": 64,
@@ -63,17 +66,21 @@ class Cell:
 
 def cells(probe: bool) -> Iterator[Cell]:
     """Everything that is measured, what the bars ask for first."""
-    lengths = (64, 256) if probe else (1024, 4096, 16384, 131072)
-    for batch in (1, 2) if probe else (64, 1):
+    lengths = (64, 256) if probe else (4096, 16384, 1024, 131072)
+    for who in ("mala graph", "llama graph", "mala", "llama", "llama static"):
         for length in lengths:
-            for who in ("mala", "mala graph", "llama", "llama static"):
-                yield Cell("decode", who, batch, length)
+            yield Cell("decode", who, 2 if probe else 64, length)
     for length in (64, 128) if probe else (16384, 2048):
-        for who in ("mala", "nala", "llama", "llama chunked", "fla"):
+        for who in ("mala", "llama", "llama chunked", "nala", "fla"):
             yield Cell("train", who, (256 if probe else STEP_TOKENS) // length, length)
-    for length in (128, 256) if probe else (32768, 65536, 131072):
-        for who in ("mala", "llama chunked"):
-            yield Cell("memory", who, 1, length)
+    long = (128, 256) if probe else (131072, 65536, 32768)
+    for length in long:
+        yield Cell("memory", "mala", 1, length)
+    for who in ("mala graph", "llama graph", "mala", "llama", "llama static"):
+        for length in lengths:
+            yield Cell("decode", who, 1, length)
+    for length in reversed(long):
+        yield Cell("memory", "llama chunked", 1, length)
     for length in () if probe else (16384, 2048):  # minutes of compiling each: last
         for who in ("mala compiled", "llama compiled"):
             yield Cell("train", who, STEP_TOKENS // length, length)
@@ -144,17 +151,28 @@ class Bench:
         return {"ms": times.median, "spread": [times.lower, times.upper], "samples": times.samples, **self._held()}
 
     def _llama_step(self, model: Any, token: Tensor, cell: Cell) -> Callable[[], Any]:
-        """A step of Llama with random keys behind it: what they are costs nothing, how many does."""
+        """A step of Llama with random keys behind it."""
         config = model.config
         width = config.hidden_size // config.num_attention_heads
         shape = cell.batch, config.num_attention_heads, cell.length, width
         cache: Any = hf.DynamicCache(config=config)
         if cell.who.endswith("static"):
             cache = hf.StaticCache(config=config, max_cache_len=cell.length + 512)
+        if cell.who.endswith("graph"):
+            cache.layers = [Standing() for _ in range(config.num_hidden_layers)]
         for layer in range(config.num_hidden_layers):
-            cache.update(*(torch.zeros(shape, device=self.device, dtype=DTYPE) for _ in range(2)), layer)
-        position = torch.full((cell.batch, 1), cell.length, device=self.device)
-        return lambda: model(token, past_key_values=cache, position_ids=position, logits_to_keep=1)
+            cache.update(*(torch.randn(shape, device=self.device, dtype=DTYPE) for _ in range(2)), layer)
+        position = torch.full((cell.batch, 1), cell.length - 1, device=self.device)
+        step = partial(model, token, past_key_values=cache, position_ids=position, logits_to_keep=1)
+        return self._captured(step) if cell.who.endswith("graph") else step
+
+    def _captured(self, step: Callable[[], Any]) -> Callable[[], Any]:
+        """A step as one graph; plainly without a GPU."""
+        if self.device.type != "cuda":
+            return step
+        run_aside([step, step])
+        graph, kept = capture([step])
+        return lambda: (graph.replay(), kept)
 
     def _check_room(self, cell: Cell) -> None:
         """Raise OutOfMemoryError where keys and values cannot fit, and say what they would take."""
@@ -178,14 +196,15 @@ class Bench:
         }
 
     def memory(self, cell: Cell) -> dict[str, Any]:
-        """Peak bytes of a training step with checkpointing."""
+        """Peak bytes of a training step with checkpointing, and how long that one took, the first of its length."""
         step = self._training(cell, checkpointing=True)
-        step()  # makes the optimizer's state
+        step(FEW)  # makes the optimizer's state
         self._forget_peak()
-        times = time_calls([step], self.device, 0.1)
-        return {"ms": times.median, **self._held()}
+        seconds = seconds_of(step, self.device)
+        return {"ms": 1e3 * seconds, "samples": 1, **self._held()}
 
-    def _training(self, cell: Cell, checkpointing: bool = False) -> Callable[[], Any]:
+    def _training(self, cell: Cell, checkpointing: bool = False) -> Callable[..., Any]:
+        """A step of training, on as many tokens of each sequence as it is called with, all if with none."""
         name, _, way = cell.who.partition(" ")
         model: Any = {"llama": self.llama, "fla": self.fla}.get(name, partial(self.ours, name))()
         model.train()
@@ -195,14 +214,14 @@ class Bench:
         tokens = torch.randint(model.config.vocab_size, (cell.batch, cell.length), device=self.device)
         run: Any = torch.compile(model) if way == "compiled" else model
 
-        def loss() -> Tensor:
+        def loss(seen: Tensor) -> Tensor:
             if way != "chunked":
-                return run(tokens, labels=tokens, use_cache=False).loss
-            hidden = model.model(tokens, use_cache=False).last_hidden_state[:, :-1]
-            return chunked_cross_entropy(hidden, model.lm_head.weight, tokens[:, 1:])
+                return run(seen, labels=seen, use_cache=False).loss
+            hidden = model.model(seen, use_cache=False).last_hidden_state[:, :-1]
+            return chunked_cross_entropy(hidden, model.lm_head.weight, seen[:, 1:])
 
-        def step() -> None:
-            loss().backward()
+        def step(length: int | None = None) -> None:
+            loss(tokens[:, :length]).backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
@@ -217,6 +236,19 @@ class Bench:
         """The most memory since `_forget_peak`, weights included."""
         on_gpu = self.device.type == "cuda"
         return {"peak_gib": torch.cuda.max_memory_allocated(self.device) / 2**30 if on_gpu else None}
+
+
+class Standing(DynamicLayer):
+    """Keys and values that lie in place, the new token's over the last: nothing is copied and nothing masked."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """All keys and values, the given ones among them."""
+        if self.keys is None or self.values is None:
+            self.keys, self.values, self.is_initialized = key_states, value_states, True
+        else:
+            self.keys[:, :, -1:] = key_states
+            self.values[:, :, -1:] = value_states
+        return self.keys, self.values
 
 
 def filled(model: AffinearForCausalLM, batch: int, length: int) -> AffinearCache:
@@ -243,6 +275,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="JSON, appended to")
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--only", default="decode,train,memory", help="kinds, comma-separated")
+    parser.add_argument("--who", help="models, comma-separated; all if left out")
     parser.add_argument("--seconds", type=float, default=3.0, help="about how long to time a cell")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--probe", action="store_true", help="a tiny shape, to see that all runs")
@@ -254,7 +287,8 @@ def main() -> None:
     kept["machine"] = {**describe(device), "transformers": hf.__version__}
     done = [{name: row[name] for name in ("kind", "who", "batch", "length")} for row in kept["rows"]]
     for cell in cells(chosen.probe):
-        if cell.kind not in chosen.only.split(",") or asdict(cell) in done:
+        asked = cell.kind in chosen.only.split(",") and (chosen.who is None or cell.who in chosen.who.split(","))
+        if not asked or asdict(cell) in done:
             continue
         if time.monotonic() - began > 60 * chosen.minutes:
             print(f"{chosen.minutes:g} minutes are over; the same command goes on", flush=True)
@@ -279,7 +313,8 @@ def attempt(bench: Bench, cell: Cell) -> dict[str, Any]:
     except Exception as error:  # a rival that fails is a row, not the end
         found = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
     gc.collect()
-    torch.compiler.reset()
+    if cell.who.endswith("compiled"):
+        torch.compiler.reset()
     if bench.device.type == "cuda":
         torch.cuda.empty_cache()
     return {**found, "took_s": round(time.monotonic() - start, 1)}

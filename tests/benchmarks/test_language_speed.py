@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "language_speed.py"
 
@@ -19,7 +20,7 @@ def script(module_at: Callable[[Path], Any]) -> Any:
     return module_at(SCRIPT)
 
 
-@pytest.mark.parametrize("who", ["mala", "mala graph", "llama", "llama static"])
+@pytest.mark.parametrize("who", ["mala", "mala graph", "llama", "llama static", "llama graph"])
 def test_a_token_is_timed(script: Any, who: str):
     found = script.attempt(script.Bench(torch.device("cpu"), True, 0.01), script.Cell("decode", who, 2, 16))
     assert "error" not in found
@@ -31,6 +32,21 @@ def test_a_step_is_timed(script: Any, kind: str, who: str):
     found = script.attempt(script.Bench(torch.device("cpu"), True, 0.01), script.Cell(kind, who, 1, 16))
     assert "error" not in found
     assert found["ms"] > 0
+
+
+def test_standing_keys_answer_as_growing_ones(script: Any):
+    model = script.Bench(torch.device("cpu"), True, 0.01).llama().float().eval()
+    keys, values, token = torch.randn(2, 2, 9, 32), torch.randn(2, 2, 9, 32), torch.randint(512, (2, 1))
+    growing, standing = hf.DynamicCache(), hf.DynamicCache()
+    standing.layers = [script.Standing() for _ in range(2)]
+    for layer in range(2):
+        growing.update(keys, values, layer)
+        longer, other = (torch.cat([x, torch.randn(2, 2, 1, 32)], dim=2) for x in (keys, values))
+        standing.update(longer, other, layer)
+    places = torch.full((2, 1), 9)
+    wanted, found = (model(token, past_key_values=cache, position_ids=places).logits for cache in (growing, standing))
+    torch.testing.assert_close(found, wanted)
+    assert standing.get_seq_length() == 10
 
 
 def test_the_rivals_have_our_shape(script: Any):
