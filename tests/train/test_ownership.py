@@ -134,3 +134,29 @@ def test_on_a_disk_without_locks_a_living_process_counts(tmp_path: Path, monkeyp
     (tmp_path / OWNER).write_text(json.dumps({**card, "pid": 2**22 + 1}))  # more than there can be
     with owned(tmp_path):
         pass
+
+
+def test_a_folder_that_goes_while_it_is_made_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    place, made = tmp_path / "run", Path.mkdir
+    place.mkdir()
+
+    def mkdir(path: Path, *given: Any, **others: Any) -> None:
+        if path == place and place.exists():
+            place.rmdir()  # by its owner, between mkdir's finding it and looking what it is
+            raise FileExistsError(errno.EEXIST, "File exists", str(path))
+        made(path, *given, **others)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with owned(place):
+        assert (place / OWNER).is_file()
+
+
+@pytest.mark.parametrize("there", ["file", "link to nothing"])
+def test_what_is_no_folder_is_not_waited_for(there: str, tmp_path: Path):
+    place = tmp_path / "run"
+    if there == "file":
+        place.touch()
+    else:
+        place.symlink_to(tmp_path / "nothing")
+    with pytest.raises(SaveError, match="cannot be written to: File exists"), owned(place):
+        pass

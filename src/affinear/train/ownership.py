@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import socket
+import stat
 import sys
 import time
 from collections.abc import Generator
@@ -66,10 +67,14 @@ def owned(folder: Path) -> Generator[None]:
 
 def _taken(path: Path) -> int:
     while True:
-        path.parent.mkdir(parents=True, exist_ok=True)  # again, where its owner has just left and removed it
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)  # again, where its owner has just left and removed it
             handle = os.open(path, os.O_RDWR | os.O_CREAT | NO_LINKS, 0o644)
         except FileNotFoundError:
+            continue
+        except FileExistsError:  # mkdir's, too, where the folder was removed before it could see that it is one
+            if _is_in_the_way(path.parent):
+                raise
             continue
         try:
             _lock(handle, path)
@@ -81,6 +86,14 @@ def _taken(path: Path) -> int:
             os.close(handle)
             raise
         os.close(handle)  # its owner removed it between our opening and locking
+
+
+def _is_in_the_way(folder: Path) -> bool:
+    """Whether there is something of that name that is no folder."""
+    try:
+        return not stat.S_ISDIR(os.lstat(folder).st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def _lock(handle: int, path: Path) -> None:
