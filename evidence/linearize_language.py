@@ -1,41 +1,39 @@
-r"""What SmolLM2-135M keeps when its attention becomes linear: the evidence, on one GPU.
+r"""What SmolLM2-135M keeps when its attention becomes linear: perplexity, recall, time and memory.
 
-    python evidence/packing/pack_smollm2.py join pieces smollm2
+    PYTHONPATH=src:evidence python evidence/packing/pack_smollm2.py join pieces smollm2
     PYTHONPATH=src python evidence/linearize_language.py --model smollm2 --tokens tokens --output out --probe
     PYTHONPATH=src python evidence/linearize_language.py --model smollm2 --tokens tokens --output out \
-        --minutes 25
+        --cells inline-window mala-pure mala-kept --minutes 25 --fill
+    PYTHONPATH=src python evidence/linearize_language.py --model smollm2 --output out --part speed
 
 The rows: the teacher; the teacher with a window of 64 tokens and 4 sinks, not trained, which is the row to beat;
-and for each form and mechanism the network swapped, after the first stage, and after both. Forms: `pure` is linear
-everywhere, `window` has that window beside it, `kept` leaves one layer in four as it was, `left4` and `left8` have the
-window and leave the four or eight layers that miss most what is beyond it, chosen on texts to learn from with the
-window alone, and so the same for all mechanisms. Each row has the perplexity of abstracts held out and of other text,
-and what is recalled from beyond the window: random tokens that were seen once, 128 and 512 tokens before, with 16
-before as a check.
+and for each cell, a mechanism in a form, the network swapped, after the first stage, and after both. Forms: `pure` is
+linear everywhere, `window` has that window beside it, `kept` leaves one layer in four as it was, `left4` and `left8`
+have the window and leave the four or eight layers that miss most what is beyond it, chosen on texts to learn from with
+the window alone, and so the same for all mechanisms. Each row has the perplexity of abstracts held out and of other
+text, and what is recalled from beyond the window: random tokens that were seen once, 128 and 512 tokens before, with
+16 before as a check.
 
-`rows.json` is written after every row, and the same command goes on where it stopped; with `rows.json` alone, on
-another machine, whatever has its rows is passed over. A cell's checkpoints are deleted once its rows are there.
+`smollm2.json` is written after every row, and the same command goes on where it stopped. With `--fill` nobody has to
+know the pace: the cells share what is left of the time, and a stage learns from as many tokens as fit into its own.
+`--part speed` needs no weights: where the folder has a configuration alone they are random, as they take as long.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import itertools
-import json
-import os
-import shutil
-import signal
+import functools
 import statistics
-import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from affinear import tasks
 from affinear.bench.timing import synchronize as wait
@@ -44,17 +42,12 @@ from affinear.linearizing.cache import MemoryLayer
 from affinear.linearizing.crossover import crossovers
 from affinear.linearizing.leaving import layers_to_leave
 from affinear.tasks.distil import lesson
-from affinear.tasks.distil.causal import Student
+from affinear.tasks.distil.causal import Student, Taught
 from affinear.tasks.language.scoring import perplexity
-from affinear.tasks.language.tokens import TokenFiles, read
-from affinear.train import Run, train
-from affinear.train.checkpoint import LAST
-from affinear.train.engine import ready, settled
-from affinear.train.faults import Interrupted
-from running.files import keep
-from running.machine import machine
+from affinear.tasks.language.tokens import TokenFiles
+from affinear.tasks.language.tokens import read as read_anew
+from running.stages import Clock, Rows, Stage, layer_loss, layers_of, probed, stages_of, taught
 
-MECHANISMS = ("mala", "nala", "linear", "inline")
 # Hedgehog's map takes the place of a mechanism's own; under it mala and linear are one.
 MAPS = {"mala": "hedgehog", "nala": "learned", "linear": "learned", "inline": "learned", "none": "own"}
 WINDOW: dict[str, Any] = {"window": 64, "sinks": 4}
@@ -65,105 +58,160 @@ FORMS: dict[str, dict[str, Any]] = {
     "kept": {**LOCAL, "keep_every": 4},
 }
 LEFT = "left"  # and a number: a window, and so many layers that stay
-STAGES, STEPS = ("layers", "whole"), (300, 1_000)
+CELLS = ("inline-window", "mala-pure", "mala-kept", "nala-window", "mala-window", "linear-window")
+STEPS = (300, 1_000)
 CONTEXT, DISTANCES, SPAN, CUE = 1_024, (16, 128, 512), 24, 8
+LOOKED_AT = 24  # rows of the test set that the curve is of
 LENGTHS = tuple(2**power for power in range(10, 18))
 AHEAD = 32  # tokens that are generated at each length
-
-
-class Rows:
-    """What was found, kept as it comes."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "rows.json"
-        self.rows: list[dict[str, Any]] = json.loads(self.path.read_text())["rows"] if self.path.is_file() else []
-
-    def has(self, **key: Any) -> bool:
-        """Whether there is such a row."""
-        return any(all(row.get(name) == value for name, value in key.items()) for row in self.rows)
-
-    def add(self, **row: Any) -> None:
-        """Keep a row."""
-        self.rows.append(row)
-        keep(self.path, {"machine": machine(), "rows": self.rows})
-        self.path.with_suffix(".md").write_text(self.table())
-        print({name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}, flush=True)
-
-    def table(self) -> str:
-        """Perplexity and recall by row, beside the teacher's."""
-        lines = ["| mechanism | form | row | PubMed | times teacher | other text | times teacher | recall 128 | 512 |"]
-        lines += ["|---" * 9 + "|"]
-        judged = [row for row in self.rows if row["kind"] == "quality"]
-        best = next((row for row in judged if row["row"] == "teacher"), None)
-        for row in judged:
-            times = [row[name] / best[name] if best else float("nan") for name in ("pubmed", "other")]
-            lines.append(
-                f"| {row['mechanism']} | {row['form']} | {row['row']} | {row['pubmed']:.2f} | {times[0]:.3f} | "
-                f"{row['other']:.2f} | {times[1]:.3f} | {row['recall_128']:.1%} | {row['recall_512']:.1%} |"
-            )
-        return "\n".join(lines) + "\n"
+read = functools.cache(read_anew)  # a folder is looked at many times
 
 
 def main() -> int:
     """Do what fits into the time; 1 if something is left to do."""
     given = arguments().parse_args()
-    given.output.mkdir(parents=True, exist_ok=True)
+    clock = Clock(given.minutes)
     given.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if given.probe:
-        probe(given)
-        return 0
-    rows, ends = Rows(given.output), time.monotonic() + 60 * given.minutes
-    stop = threading.Timer(60 * given.minutes, os.kill, (os.getpid(), signal.SIGTERM))  # the engine saves, and stops
-    stop.daemon = True
-    stop.start()
-    try:
+    names = ("context", "batch", "steps", "fill", "lr", "new_lr", "judged", "recalled")
+    rows = Rows(given.output / "smollm2.json", {name: getattr(given, name) for name in names})
+    if given.part in ("all", "quality"):
         choose_left(given, rows)
+        lessons = Lessons.of(given)
+        if given.probe:
+            probe(given, rows, lessons)
+            return 0
         untrained(given, rows)
-        if not given.no_speed:
-            speeds(given, rows, ends)
-        for mechanism, form in itertools.product(given.mechanisms.split(","), given.forms.split(",")):
-            if time.monotonic() < ends - 20:
-                cell(given, mechanism, form, rows)
-    except Interrupted as error:
-        print(error, flush=True)
-        return 1
-    finally:
-        stop.cancel()
-    print(rows.table(), flush=True)
-    return 0
+        waiting = [cell_of(cell) for cell in given.cells]
+        while waiting:
+            mechanism, form = waiting.pop(0)
+            after = len(waiting) if given.fill else None
+            if clock.over or not student_of(given, mechanism, form, rows, lessons, clock, after):
+                print("the time is over; the same command goes on", flush=True)
+                return 1
+    if given.part in ("all", "speed"):
+        speeds(given, rows, clock)
+    print(table(rows), flush=True)
+    return int(clock.over)
 
 
-def cell(given: argparse.Namespace, mechanism: str, form: str, rows: Rows) -> None:
-    """Swap, judge, and distil in the stages that have steps, with a row after each."""
+def cell_of(name: str) -> tuple[str, str]:
+    """Mechanism and form.
+
+    Examples:
+        >>> cell_of("inline-left8")
+        ('inline', 'left8')
+    """
+    mechanism, _, form = name.partition("-")
+    return mechanism, form
+
+
+def table(rows: Rows) -> str:
+    """Perplexity and recall by row, beside the teacher's."""
+    lines = ["| mechanism | form | row | tokens | PubMed | times teacher | other text | times teacher | 128 | 512 |"]
+    lines += ["|---" * 10 + "|"]
+    best = rows.find(row="teacher")
+    for row in (row for row in rows.rows if row["kind"] == "quality"):
+        times = [row[name] / best[name] if best else float("nan") for name in ("pubmed", "other")]
+        recalled = " | ".join(f"{row[f'recall_{distance}']:.1%}" for distance in DISTANCES[1:])
+        lines.append(
+            f"| {row['mechanism']} | {row['form']} | {row['row']} | {row.get('tokens', 0):,} | {row['pubmed']:.2f} | "
+            f"{times[0]:.3f} | {row['other']:.2f} | {times[1]:.3f} | {recalled} |"
+        )
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """What is learned from.
+
+    Attributes:
+        teacher: In bfloat16 on a GPU.
+        rows: (R, N + 1), texts of that many tokens, each once.
+        batch: Of them in a step.
+    """
+
+    teacher: Student
+    rows: Tensor
+    batch: int
+
+    @classmethod
+    def of(cls, given: argparse.Namespace) -> Lessons:
+        """Those of the text that is learned from."""
+        model = loaded(given)
+        teacher = Student(model.to(torch.bfloat16) if given.device.type == "cuda" else model)
+        text, row = read(given.tokens / "mixed").train, given.context + 1
+        rows = np.asarray(text[: len(text) // row * row], np.int64).reshape(-1, row)
+        return cls(teacher.requires_grad_(False), torch.from_numpy(rows).to(given.device), given.batch)
+
+    def drawn(self, step: int) -> Tensor:
+        """The rows of a step."""
+        epoch, first = divmod(step * self.batch, len(self.rows))
+        order = torch.randperm(len(self.rows), generator=torch.Generator().manual_seed(epoch))
+        return self.rows[order.roll(-first)[: self.batch].to(self.rows.device)]
+
+    def loss(self, stage: Stage, student: Student, step: int) -> Tensor:
+        """How far a student is from the teacher in a step: layer by layer, or in what it says."""
+        rows = self.drawn(step)
+        tokens, targets = rows[:, :-1], rows[:, 1:]
+        with torch.autocast(rows.device.type, torch.bfloat16, enabled=rows.is_cuda):
+            if stage.name == "layers":
+                return layer_loss(self.teacher, student, lambda network: network(tokens))
+            with torch.no_grad():
+                hidden: Tensor = self.teacher(tokens)
+            head: Any = self.teacher.model
+            like = Taught(hidden, head.get_output_embeddings().weight, 1.0, 0.0, 0.0, 1.0)
+            return student(tokens, targets, None, like=like)
+
+
+def student_of(
+    given: argparse.Namespace, mechanism: str, form: str, rows: Rows, lessons: Lessons, clock: Clock,
+    after: int | None,
+) -> bool:  # fmt: skip
+    """The rows of a cell; False if the time is over before its end.
+
+    Args:
+        given: The command line.
+        mechanism: Of the cell.
+        form: Of the cell.
+        rows: Where they go.
+        lessons: What it learns from.
+        clock: When all is over.
+        after: With how many cells after it the time is shared; None for as many steps as are given.
+    """
     key: dict[str, Any] = {"kind": "quality", "mechanism": mechanism, "form": form}
-    stages = [stage for stage, steps in zip(STAGES, given.steps, strict=True) if steps]
-    if rows.has(**key, row=stages[-1]):
-        return
-    folder = given.output / f"{mechanism}-{form}"
-    weights: Path | None = None
-    for stage in stages:
-        changes = changes_of(given, stage, mechanism, form_of(form, rows))
-        began = time.monotonic()
-        run = Run("llama", str(given.tokens / "mixed"), folder / stage,
-                  tasks.recipe_for("distil_language", "llama", stage, **changes), {}, weights)  # fmt: skip
-        result = train(run)
-        weights = last = Path(folder, stage, LAST)
-        if not rows.has(**key, row=stage):
-            network: Any = tasks.load_trained(last).network
-            tokens = changes["steps"] * changes["batch_size"] * given.context
-            curve = [(r.step, None if r.test is None else r.test["perplexity"]) for r in result.records]
-            rows.add(**key, row=stage, **judge(given, network.model), tokens=tokens, curve=curve,
-                     seconds=time.monotonic() - began, per_second=result.per_second,
-                     peak_memory=result.peak_memory)  # fmt: skip
-    for stage in stages:
-        shutil.copy(folder / stage / "report.html", given.output / f"{mechanism}-{form}-{stage}.html")
-    shutil.rmtree(folder)
+    if rows.find(**key, row="whole") is not None:
+        return True
+    student, tokens, seconds = Student(swapped(loaded(given), told_of(mechanism, form, rows))), 0, None
+    if after is not None:
+        for stage in stages_of(given.steps, given.lr, given.new_lr):
+            lessons.loss(stage, student, 0).backward()  # kernels are built before the time is shared out
+        seconds = clock.left / (after + 1) - given.reserve
+        if seconds <= 0:
+            return False
+    for stage in stages_of(given.steps, given.lr, given.new_lr, seconds):
+        learned = [name for name, _ in student.named_parameters()]
+        told = taught(
+            student,
+            stage,
+            layers_of(student) if stage.name == "layers" else learned,
+            lambda step, stage=stage: lessons.loss(stage, student, step),
+            given.output / "state" / f"{mechanism}-{form}-{stage.name}.pt",
+            clock,
+            lambda: perplexity_of(given, student, "mixed", LOOKED_AT),
+        )
+        if told is None:
+            return False
+        tokens += told["steps"] * given.batch * given.context
+        if rows.find(**key, row=stage.name) is None:
+            rows.add(**key, row=stage.name, **judge(given, student), tokens=tokens, **told)
+    return True
 
 
 def choose_left(given: argparse.Namespace, rows: Rows) -> None:
     """Rank the layers that miss most what is beyond the window, once, where a form leaves some."""
-    most = max((int(form.removeprefix(LEFT)) for form in given.forms.split(",") if form.startswith(LEFT)), default=0)
-    if not most or rows.has(kind=LEFT):
+    forms = [cell_of(cell)[1] for cell in given.cells]
+    most = max((int(form.removeprefix(LEFT)) for form in forms if form.startswith(LEFT)), default=0)
+    if not most or rows.find(kind=LEFT) is not None:
         return
     began, text = time.monotonic(), np.asarray(read(given.tokens / "mixed").train, np.int64)
     starts = np.random.default_rng(0).integers(0, len(text) - given.context, given.left_rows)
@@ -185,63 +233,63 @@ def form_of(form: str, rows: Rows) -> dict[str, Any]:
     return {**FORMS["window"], "leave": ",".join(map(str, sorted(ranked[: int(form.removeprefix(LEFT))])))}
 
 
-def changes_of(given: argparse.Namespace, stage: str, mechanism: str, form: dict[str, Any]) -> dict[str, Any]:
-    """Fields of recipe and task of one stage."""
-    steps = given.steps[STAGES.index(stage)]
-    told: dict[str, Any] = {
-        "teacher": str(given.model), "mechanism": mechanism, **form, "context": given.context, "steps": steps,
-        "eval_steps": max(1, steps // (1 if stage == "layers" else 3)), "batch_size": given.batch,
-        "accumulate": given.accumulate, "workers": given.workers, "test_rows": 32, "test_batch": 8, "log_every": 10,
-    }  # fmt: skip
-    return {**told, "feature_map": MAPS[mechanism]}
+def told_of(mechanism: str, form: str, rows: Rows) -> dict[str, Any]:
+    """All fields of the task that say how a cell is swapped."""
+    return {"mechanism": mechanism, "feature_map": MAPS[mechanism], "gain": True, **form_of(form, rows)}
 
 
 def untrained(given: argparse.Namespace, rows: Rows) -> None:
     """The teacher, its window alone, and every swap before it learns."""
     teacher = loaded(given)
-    forms = given.forms.split(",")
-    named = [("softmax", "own", "teacher", None), ("none", "window", "window alone", {"mechanism": "none", **WINDOW})]
-    for form in (form for form in forms if form.startswith(LEFT)):
-        named.append(("none", form, "window alone", {"mechanism": "none", **form_of(form, rows)}))
-    for form, mechanism in itertools.product(forms, given.mechanisms.split(",")):
-        told = {"mechanism": mechanism, "feature_map": MAPS[mechanism], "gain": True, **form_of(form, rows)}
-        named.append((mechanism, form, "swapped", told))
-    for mechanism, form, row, told in named:
+    cells = [cell_of(cell) for cell in given.cells]
+    alone = ["window", *dict.fromkeys(form for _, form in cells if form.startswith(LEFT))]
+    named = [("none", form, "window alone") for form in alone] + [(*cell, "swapped") for cell in cells]
+    for mechanism, form, row in [("softmax", "own", "teacher"), *named]:
         key = {"kind": "quality", "mechanism": mechanism, "form": form, "row": row}
-        if rows.has(**key):
-            continue
-        network = teacher if told is None else swapped(teacher, told)
-        rows.add(**key, **judge(given, network))
+        if rows.find(**key) is None:
+            network = teacher if row == "teacher" else swapped(copy.deepcopy(teacher), told_of(mechanism, form, rows))
+            rows.add(**key, **judge(given, Student(network)))
 
 
 def loaded(given: argparse.Namespace) -> Any:
-    """The teacher."""
-    model: Any = AutoModelForCausalLM.from_pretrained(given.model, attn_implementation="sdpa", dtype=torch.float32)
+    """The teacher; with random weights where there are none, as time does not ask for others."""
+    if (given.model / "model.safetensors").is_file():
+        model = AutoModelForCausalLM.from_pretrained(given.model, attn_implementation="sdpa", dtype=torch.float32)
+    else:
+        config = AutoConfig.from_pretrained(given.model)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
     return model.to(given.device).eval()
 
 
 def swapped(teacher: Any, told: dict[str, Any]) -> Any:
-    """A copy with its attention swapped, as the task would."""
+    """The teacher with its attention swapped, in place, as the task would."""
     chosen = tasks.find("distil_language").settings(**told)
-    return lesson.swapped(copy.deepcopy(teacher), chosen, chosen.left()).eval()
+    return lesson.swapped(teacher, chosen, chosen.left()).eval()
+
+
+def judge(given: argparse.Namespace, network: Student) -> dict[str, float]:
+    """Perplexity of both test sets, and recall by distance."""
+    found = {
+        "pubmed": perplexity_of(given, network, "mixed", given.judged),
+        "other": perplexity_of(given, network, "other", given.judged),
+    }
+    return {**found, **{f"recall_{distance}": recall(given, network, distance) for distance in DISTANCES}}
 
 
 @torch.no_grad()
-def judge(given: argparse.Namespace, model: Any) -> dict[str, float]:
-    """Perplexity of both test sets, and recall by distance."""
-    network = Student(model.to(given.device).eval())
-    found: dict[str, float] = {}
+def perplexity_of(given: argparse.Namespace, network: Student, folder: str, most: int) -> float:
+    """Of so many rows of a test set."""
+    losses: list[Tensor] = []
+    for row in _rows(read(given.tokens / folder), given.context, most).split(given.at_once):
+        losses.append(_judged(given, network, row)[0].double().mean(1))
+    return perplexity(float(torch.cat(losses).mean()))
+
+
+def _judged(given: argparse.Namespace, network: Student, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss of every token of rows but the first, and whether it was the likeliest."""
+    rows = rows.to(given.device)
     with torch.autocast(given.device.type, torch.bfloat16, enabled=given.device.type == "cuda"):
-        for name, folder in (("pubmed", "mixed"), ("other", "other")):
-            files = read(given.tokens / folder)
-            losses: list[Tensor] = []
-            for row in _rows(files, given.context, given.judged).split(given.at_once):
-                row = row.to(given.device)
-                losses.append(network(row[:, :-1], row[:, 1:], None, each=True)[0].double().mean(1))
-            found[name] = perplexity(float(torch.cat(losses).mean()))
-        for distance in DISTANCES:
-            found[f"recall_{distance}"] = recall(given, network, distance)
-    return found
+        return network(rows[:, :-1], rows[:, 1:], None, each=True)
 
 
 def _rows(files: TokenFiles, context: int, most: int) -> Tensor:
@@ -250,6 +298,7 @@ def _rows(files: TokenFiles, context: int, most: int) -> Tensor:
     return torch.from_numpy(np.stack([np.asarray(files.test[s : s + context + 1], np.int64) for s in starts]))
 
 
+@torch.no_grad()
 def recall(given: argparse.Namespace, network: Student, distance: int) -> float:
     """How often the next of some random tokens is told, seen once before: a text, the tokens, a text, the tokens."""
     random = np.random.default_rng(distance)
@@ -260,8 +309,7 @@ def recall(given: argparse.Namespace, network: Student, distance: int) -> float:
         rows.append(np.concatenate((text[begin : begin + 32], span, text[begin + 32 : begin + 32 + distance], span)))
     right: list[Tensor] = []
     for part in torch.from_numpy(np.stack(rows)).split(given.at_once):
-        part = part.to(given.device)
-        right.append(network(part[:, :-1], part[:, 1:], None, each=True)[1][:, -(SPAN - CUE) :].double().mean(1))
+        right.append(_judged(given, network, part)[1][:, -(SPAN - CUE) :].double().mean(1))
     return float(torch.cat(right).mean())
 
 
@@ -272,35 +320,29 @@ def usual(model: Any) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def speeds(given: argparse.Namespace, rows: Rows, ends: float) -> None:
+def speeds(given: argparse.Namespace, rows: Rows, clock: Clock) -> None:
     """Reading and then generating, at growing lengths: seconds, milliseconds a token, and memory of what is kept."""
     dtype = torch.bfloat16 if given.device.type == "cuda" else torch.float32
-    kinds: dict[str, dict[str, Any] | None] = {"softmax": None}
-    for form in ("pure", "window"):
-        kinds[form] = {"mechanism": "mala", "feature_map": "hedgehog", "gain": True, **FORMS[form]}
-    for name, told in kinds.items():
-        if all(rows.has(kind="speed", form=name, tokens=tokens) for tokens in given.lengths):
-            continue
-        teacher = loaded(given)
-        model = (teacher if told is None else swapped(teacher, told)).to(dtype)
+    for name in ("softmax", "pure", "window"):
+        model = loaded(given)
+        model = (model if name == "softmax" else swapped(model, told_of("mala", name, rows))).to(dtype)
         for tokens in given.lengths:
-            if rows.has(kind="speed", form=name, tokens=tokens) or time.monotonic() > ends - 20:
+            if rows.find(kind="speed", form=name, tokens=tokens) is not None or clock.over:
                 continue
             try:
                 found = (
-                    filled(given, model, tokens) if told is None and tokens > given.most_read
+                    filled(given, model, tokens) if name == "softmax" and tokens > given.most_read
                     else speed(given, model, tokens)
                 )  # fmt: skip
                 rows.add(kind="speed", form=name, tokens=tokens, **found)
             except torch.OutOfMemoryError:
                 rows.add(kind="speed", form=name, tokens=tokens, out_of_memory=True)
                 break
-        if told is not None:
-            for found in crossovers(model, device=given.device, dtype=dtype, seconds=20):
-                begins = {"kind": "crossover", "form": name, "what": found.what}
-                if not rows.has(**begins):
-                    rows.add(**begins, begins=found.tokens, said=str(found),
-                             timings=[vars(timing) for timing in found.timings])  # fmt: skip
+        if name != "softmax" and rows.find(kind="crossover", form=name) is None and not clock.over:
+            for found in crossovers(model, device=given.device, dtype=dtype, seconds=given.crossing):
+                timings = [vars(timing) for timing in found.timings]
+                rows.add(kind="crossover", form=name, what=found.what, begins=found.tokens, said=str(found),
+                         timings=timings)  # fmt: skip
 
 
 def speed(given: argparse.Namespace, model: Any, tokens: int) -> dict[str, float]:
@@ -360,79 +402,45 @@ def held(cache: Any) -> int:
     return sum(4 * one.numbers() for one in found) + sum(one.keys.nbytes + one.values.nbytes for one in keys)
 
 
-def probe(given: argparse.Namespace) -> None:
-    """A few steps of every form, and how long the whole would take."""
+def probe(given: argparse.Namespace, rows: Rows, lessons: Lessons) -> None:
+    """A few steps of every cell's stages, and how long the whole would take."""
     total = 0.0
-    for form, stage in itertools.product((form for form in given.forms.split(",") if form in FORMS), STAGES):
-        mechanism = given.mechanisms.split(",")[0]
-        changes = {**changes_of(given, stage, mechanism, FORMS[form]), "workers": 0}
-        setup = tasks.recipe_for("distil_language", "llama", stage, **changes)
-        spec = str(given.tokens / "mixed")
-        data = setup.task.open(spec, setup.settings)
-        job = settled(Run("llama", spec, Path(), setup), data)
-        network = setup.task.network(job)
-        setup.task.begin(network, job)
-        network = network.to(given.device).train()
-        work = setup.task.work(job, data, given.device)
-        learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.AdamW(learning, lr=job.recipe.lr, weight_decay=0.0)
-        seconds: list[float] = []
-        losses: list[float] = []
-        if given.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        batches = ready(work.train_loader(), work)
-        for _ in range(given.probe_steps):
-            began, loss = time.perf_counter(), torch.zeros(())
-            for _ in range(given.accumulate):
-                batch = next(iter(batches))
-                moved = type(batch)(*(part.to(given.device) for part in batch))
-                with torch.autocast(given.device.type, torch.bfloat16, enabled=given.device.type == "cuda"):
-                    loss = work.loss(network, moved)
-                (loss / given.accumulate).backward()
-            torch.nn.utils.clip_grad_norm_(learning, 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            wait(given.device)
-            seconds.append(time.perf_counter() - began)
-            losses.append(float(loss.detach()))
-        median = statistics.median(seconds[len(seconds) // 3 :])
-        most = torch.cuda.max_memory_allocated() / 2**30 if given.device.type == "cuda" else 0.0
-        total += median * changes["steps"]
-        pace = given.batch * given.context / median
-        went = f"loss {losses[0]:.4f} -> {losses[-1]:.4f}"
-        print(
-            f"{mechanism} {form} {stage}: {median:.2f} s a step, {pace:,.0f} tokens/s, {most:.1f} GB, {went}",
-            flush=True,
-        )
-        del network, optimizer, work
-    mechanisms = len(given.mechanisms.split(","))
-    print(f"All steps of {mechanisms} mechanisms: about {total * mechanisms / 60:.0f} minutes, and one or two more for "
-          "each cell's files and rows", flush=True)  # fmt: skip
+    for mechanism, form in map(cell_of, given.cells):
+        student = Student(swapped(loaded(given), told_of(mechanism, form, rows)))
+        for stage in stages_of(given.steps, given.lr, given.new_lr):
+            total += probed(
+                f"{mechanism}, {form},",
+                stage,
+                lambda step, stage=stage, student=student: lessons.loss(stage, student, step),
+                given.device,
+            )
+    print(f"all steps: about {total / 60:.0f} minutes; {given.batch * given.context:,} tokens a step", flush=True)
 
 
 def arguments() -> argparse.ArgumentParser:
     """What the command line takes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="folder of the teacher, as transformers writes it")
-    parser.add_argument("--tokens", type=Path, required=True, help="folder with token files: mixed and other")
+    parser.add_argument("--tokens", type=Path, help="folder with token files: mixed and other; not for speed")
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--mechanisms", default=",".join(MECHANISMS))
-    parser.add_argument("--forms", default=",".join((*FORMS, f"{LEFT}4", f"{LEFT}8")))
+    parser.add_argument("--part", choices=("all", "quality", "speed"), default="all")
+    parser.add_argument("--cells", nargs="+", default=list(CELLS), help="MECHANISM-FORM, the most important first")
     parser.add_argument("--left-rows", type=int, default=16, help="texts that layers to leave are chosen on")
-    parser.add_argument("--steps", type=int, nargs=2, default=STEPS, help="of both stages; 0 for none")
+    parser.add_argument("--steps", type=int, nargs=2, default=STEPS, help="of both stages")
+    parser.add_argument("--fill", action="store_true", help="cells share the time, and --steps are shares of it")
+    parser.add_argument("--reserve", type=float, default=14, help="seconds of a cell for judging, with --fill")
+    parser.add_argument("--lr", type=float, nargs=2, default=(1e-3, 3e-4), help="of the teacher's weights, by stage")
+    parser.add_argument("--new-lr", type=float, nargs=2, default=(1e-2, 3e-3), help="of what linearizing added")
     parser.add_argument("--minutes", type=float, default=25)
     parser.add_argument("--context", type=int, default=CONTEXT)
-    parser.add_argument("--batch", type=int, default=32, help="rows of one step")
-    parser.add_argument("--accumulate", type=int, default=2, help="parts of a step")
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=8, help="rows of one step")
     parser.add_argument("--judged", type=int, default=120, help="rows of each test set")
     parser.add_argument("--recalled", type=int, default=64, help="rows of recall at each distance")
     parser.add_argument("--at-once", type=int, default=8, help="rows that are judged at once")
-    parser.add_argument("--lengths", type=lambda text: [int(one) for one in text.split(",")], default=list(LENGTHS))
-    parser.add_argument("--no-speed", action="store_true")
+    parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
     parser.add_argument("--most-read", type=int, default=max(LENGTHS), help="longest text that softmax has to read")
-    parser.add_argument("--probe", action="store_true", help="a few steps of every form, and stop")
-    parser.add_argument("--probe-steps", type=int, default=6)
+    parser.add_argument("--crossing", type=float, default=20, help="seconds in which one layer's crossing is sought")
+    parser.add_argument("--probe", action="store_true", help="a few steps of every cell, and stop")
     return parser
 
 

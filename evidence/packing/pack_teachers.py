@@ -159,8 +159,8 @@ def renamed(name: str) -> str:
     return f"model.{name}"
 
 
-def whisper_network(folder: Path) -> Any:
-    """Whisper of transformers with the weights of a folder, in float32.
+def whisper_network(folder: Path | None) -> Any:
+    """Whisper of transformers with the weights of a folder, in float32; with random ones, of its size, for None.
 
     Raises:
         ValueError: If names do not go together.
@@ -181,7 +181,9 @@ def whisper_network(folder: Path) -> Any:
         "decoder_start_token_id": BEGIN,
     }
     config = WhisperConfig(vocab_size=51864, d_model=384, max_target_positions=448, **heads, **layers, **ends)
-    network = WhisperForConditionalGeneration(config)
+    network = WhisperForConditionalGeneration(config).eval()
+    if folder is None:
+        return network
     weights: dict[str, Tensor] = {}
     for part in sorted(folder.glob("whisper-*.safetensors")):
         weights |= {name: value.float() for name, value in load_file(part).items()}
@@ -189,7 +191,7 @@ def whisper_network(folder: Path) -> Any:
     if told.unexpected_keys or told.missing_keys not in ([], ["proj_out.weight"]):
         raise ValueError(f"{folder}: expected Whisper's names, missing {told.missing_keys}, not known {told[1]}")
     network.tie_weights()
-    return network.eval()
+    return network
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A teacher's linear copy, taught in stages within a given time: rows are kept as they come, stages go on.
 
-What `linearize_dino.py` and `linearize_whisper.py` have in common.
+What `linearize_dino.py`, `linearize_whisper.py` and `linearize_language.py` have in common.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from running.machine import machine
 
 MECHANISMS = ("mala", "nala", "inline", "linear")
 SAVE_EVERY = 60.0  # seconds between two savings
-WARM = 0.1  # share of the steps in which the rate rises
+WARM = 0.1  # share of a stage in which the rate rises
+LOOKS = 20  # how often a stage tells how it goes
 
 
 class Rows:
@@ -71,9 +72,14 @@ class Clock:
         self.ends = self.began + 60 * minutes
 
     @property
+    def left(self) -> float:
+        """Seconds until the time is up."""
+        return self.ends - time.monotonic()
+
+    @property
     def over(self) -> bool:
         """Whether the time is up."""
-        return time.monotonic() > self.ends
+        return self.left < 0
 
 
 @dataclass(frozen=True)
@@ -82,22 +88,27 @@ class Stage:
 
     Attributes:
         name: "layers" or "whole".
-        steps: How many.
+        steps: How many; nobody counts them where there are seconds.
         lr: Peak of the learning rate, of the teacher's weights.
         new_lr: The same of what linearizing added.
+        seconds: How long, where the pace is not known: as many steps as fit, and the rate goes by the time.
     """
 
     name: str
     steps: int
     lr: float
     new_lr: float
+    seconds: float | None = None
 
-    def rate(self, step: int) -> float:
-        """Share of the peak: it rises in a line and falls as a cosine to a hundredth."""
-        warm = max(1, round(WARM * self.steps))
-        if step < warm:
-            return (step + 1) / warm
-        return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, self.steps - warm)))
+    def done(self, step: int, took: float) -> float:
+        """What share of it is done after so many steps and seconds; one or more: all."""
+        return step / self.steps if self.seconds is None else took / self.seconds
+
+    def rate(self, done: float) -> float:
+        """Share of the peak where so much is done: it rises in a line and falls as a cosine to a hundredth."""
+        if done < WARM:
+            return max(done, 1e-3) / WARM
+        return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1.0, (done - WARM) / (1 - WARM))))
 
 
 def taught(
@@ -107,6 +118,7 @@ def taught(
     loss_of: Callable[[int], Tensor],
     kept: Path,
     clock: Clock,
+    look: Callable[[], float] | None = None,
 ) -> dict[str, Any] | None:
     """Teach a student through a stage, from where it was left; None if the time is over before its end.
 
@@ -117,53 +129,60 @@ def taught(
         loss_of: The loss of a step, which is to depend on its number alone.
         kept: Where the stage is kept.
         clock: When to stop.
+        look: What else is to be told of the student on the way, a number; the stage's time stands still meanwhile.
 
     Returns:
-        Losses, some of them, and seconds.
+        Steps, seconds, and some losses; with `look`, what it found after so many steps.
     """
     optimizer = _optimizer(student, stage, learned)
-    step, took, losses = 0, 0.0, list[float]()
+    step, took, losses, seen = 0, 0.0, list[float](), list[tuple[int, float]]()
     if kept.is_file():
         state = torch.load(kept, map_location=next(student.parameters()).device, weights_only=True)
         student.load_state_dict(state["student"])
-        step, took, losses = state["step"], state["took"], state["losses"]
-        if step < stage.steps:
+        step, took, losses, seen = state["step"], state["took"], state["losses"], state["seen"]
+        if "optimizer" in state:
             optimizer.load_state_dict(state["optimizer"])
 
     began = saved = time.monotonic()
+    before = took
 
-    def save() -> None:
-        state = {"student": student.state_dict(), "step": step, "took": took + time.monotonic() - began}
-        if step < stage.steps:
+    def save(done: float) -> None:
+        state = {"student": student.state_dict(), "step": step, "took": took, "losses": losses, "seen": seen}
+        if done < 1:
             state["optimizer"] = optimizer.state_dict()
         kept.parent.mkdir(parents=True, exist_ok=True)
-        torch.save({**state, "losses": losses}, kept.with_suffix(".part"))
+        torch.save(state, kept.with_suffix(".part"))
         kept.with_suffix(".part").replace(kept)
 
-    every = max(1, stage.steps // 20)
-    while step < stage.steps:
+    while (done := stage.done(step, took)) < 1:
         if clock.over:
-            save()
+            save(done)
             return None
+        rate = stage.rate(stage.done(step + 1, took) if stage.seconds is None else done)
         for group in optimizer.param_groups:
-            group["lr"] = group["peak"] * stage.rate(step)
+            group["lr"] = group["peak"] * rate
         optimizer.zero_grad()
         loss = loss_of(step)
         loss.backward()
         nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 1.0)
         optimizer.step()
-        if step % every == 0 or step == stage.steps - 1:
-            losses.append(round(loss.item(), 4))
-            passed = took + time.monotonic() - began
-            print(f"  {kept.stem}: step {step + 1}/{stage.steps}, loss {losses[-1]}, {passed:.0f} s", flush=True)
         step += 1
+        took = before + time.monotonic() - began
+        if step == 1 or int(LOOKS * stage.done(step, took)) > int(LOOKS * done):
+            losses.append(round(loss.item(), 4))
+            said = f"  {kept.stem}: step {step}, {stage.done(step, took):.0%}, loss {losses[-1]}, {took:.0f} s"
+            if look is not None:
+                paused = time.monotonic()
+                seen.append((step, round(look(), 4)))
+                said += f", {seen[-1][1]}"
+                began += time.monotonic() - paused
+            print(said, flush=True)
         if time.monotonic() - saved > SAVE_EVERY:
-            save()
+            save(stage.done(step, took))
             saved = time.monotonic()
-    took += time.monotonic() - began
-    began = time.monotonic()
-    save()
-    return {"steps": stage.steps, "seconds": round(took, 1), "losses": losses}
+    save(1.0)
+    told = {"steps": step, "seconds": round(took, 1), "losses": losses}
+    return told if look is None else {**told, "seen": seen}
 
 
 def _optimizer(student: nn.Module, stage: Stage, learned: Sequence[str]) -> torch.optim.AdamW:
@@ -196,9 +215,16 @@ def layers_apart(teacher: nn.Module, student: nn.Module, call: Callable[[nn.Modu
     return [round(float(error), 4) for error in layer_errors(teacher, student, call).values()]
 
 
-def stages_of(steps: Sequence[int], rates: Sequence[float], new_rates: Sequence[float]) -> tuple[Stage, Stage]:
-    """Layers first, then the whole network: steps, rate and rate of what the swap added, of each."""
-    return Stage("layers", steps[0], rates[0], new_rates[0]), Stage("whole", steps[1], rates[1], new_rates[1])
+def stages_of(
+    steps: Sequence[int], rates: Sequence[float], new_rates: Sequence[float], seconds: float | None = None
+) -> tuple[Stage, Stage]:
+    """Layers first, then the whole network: steps, rate and rate of what the swap added, of each.
+
+    With seconds both share them as they would have shared the steps.
+    """
+    first, second = (None if seconds is None else seconds * one / sum(steps) for one in steps)
+    layers = Stage("layers", steps[0], rates[0], new_rates[0], first)
+    return layers, Stage("whole", steps[1], rates[1], new_rates[1], second)
 
 
 def probed(title: str, stage: Stage, loss: Callable[[int], Tensor], device: torch.device) -> float:

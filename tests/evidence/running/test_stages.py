@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,36 @@ def test_a_stage_that_was_stopped_ends_with_the_same_weights(script: Any, tmp_pa
     for name, value in student.state_dict().items():
         assert torch.equal(value, other.state_dict()[name])
         assert torch.equal(value, fresh[name]) == (".attn." not in name)  # nothing else was taught
+
+
+def test_a_stage_of_so_many_seconds_ends_with_them_and_looks_cost_it_nothing(script: Any, tmp_path: Path):
+    stages = script("running.stages")
+    _, stage = stages.stages_of((1, 3), (0.1, 0.1), (0.1, 0.1), seconds=0.8)
+    weight, rates = torch.nn.Linear(1, 1), list[float]()
+
+    def look() -> float:
+        time.sleep(0.1)
+        return float(len(rates))
+
+    def loss(step: int) -> torch.Tensor:
+        rates.append(stage.rate(step))
+        time.sleep(0.01)
+        return weight(torch.ones(1, 1)).square().sum()
+
+    told = stages.taught(weight, stage, ["weight"], loss, tmp_path / "kept.pt", stages.Clock(1), look)
+    assert stage.seconds == pytest.approx(0.6)
+    assert 0.6 <= told["seconds"] < 0.9
+    assert told["steps"] == len(rates) <= 60
+    assert [step for step, _ in told["seen"]] == [number for _, number in told["seen"]]
+    assert len(told["seen"]) == len(told["losses"]) > 10
+
+
+def test_a_rate_rises_and_falls(script: Any):
+    stage = script("running.stages").Stage("whole", 200, 1.0, 1.0)
+    rates = [stage.rate(stage.done(step + 1, 0.0)) for step in range(200)]
+    assert rates[:20] == pytest.approx([(step + 1) / 20 for step in range(20)])
+    assert rates[19:] == sorted(rates[19:], reverse=True)
+    assert rates[-1] == pytest.approx(0.01)
 
 
 def test_rows_of_other_settings_are_refused(script: Any, tmp_path: Path):
