@@ -147,3 +147,21 @@ def decoder(request: pytest.FixtureRequest) -> Hugging:
 
 def distance(a: Tensor, b: Tensor) -> float:
     return float((a - b).norm() / b.norm())
+
+
+def same_when_compiled(student: nn.Module, answer: Callable[[Any], Tensor], *, fullgraph: bool = False) -> None:
+    """A network says the same compiled, and its weights get the same gradients."""
+    torch.compiler.reset()
+
+    def told(network: Any) -> tuple[Tensor, list[Tensor]]:
+        student.zero_grad()
+        out = answer(network)
+        out.square().sum().backward()
+        # What nobody asked for has no gradient, or, compiled, one of zeros.
+        return out.detach(), [torch.zeros_like(p) if p.grad is None else p.grad for p in student.parameters()]
+
+    plain, slopes = told(student)
+    out, others = told(torch.compile(student, backend="aot_eager", fullgraph=fullgraph))
+    assert distance(out, plain) < 1e-5
+    for one, other in zip(slopes, others, strict=True):
+        assert float((one - other).norm()) <= 1e-4 * float(one.norm()) + 1e-6

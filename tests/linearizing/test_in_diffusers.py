@@ -14,7 +14,7 @@ import affinear
 from affinear import linearizing
 from affinear.linearizing import LinearCore
 
-from .conftest import distance, exact
+from .conftest import distance, exact, same_when_compiled
 
 diffusers = pytest.importorskip("diffusers")
 
@@ -105,6 +105,14 @@ def test_one_line_swaps_a_network(name: str, tmp_path: Path):
         assert torch.equal(answer(again, given), answer(student, given))
     with pytest.raises(ValueError, match="names no network of timm"):
         linearizing.load(path)
+
+
+@pytest.mark.exhaustive  # a vision network compiles in test_in_timm.py
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_swapped_network_compiles_and_learns_as_it_would(name: str):
+    teacher, given = NETWORKS[name]()
+    student, _ = affinear.linearize(teacher.eval(), "mala", gain=True)
+    same_when_compiled(student, lambda network: answer(network, given))
 
 
 def test_a_mask_of_text_is_respected_where_cross_attention_is_swapped():

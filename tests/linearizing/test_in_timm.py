@@ -13,7 +13,7 @@ import affinear
 from affinear import linearizing
 from affinear.linearizing import LinearCore
 
-from .conftest import VISION, distance, exact, vision
+from .conftest import VISION, distance, exact, same_when_compiled, vision
 
 
 def without_bias(model: nn.Module) -> nn.Module:
@@ -50,7 +50,7 @@ def test_one_line_swaps_a_network_and_gradients_reach_every_weight(name: str):
     assert not lost, lost
 
 
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "eva02_tiny_patch14_224"])
+@pytest.mark.parametrize("name", VISION)
 def test_a_swapped_network_is_saved_and_loaded(name: str, tmp_path: Path):
     teacher, images = vision(name)
     student, _ = affinear.linearize(teacher, "nala", feature_map="learned", gain=True)
@@ -176,12 +176,18 @@ def test_a_convolution_begins_as_nothing_and_reaches_neighbours_alone():
     assert torch.allclose(added[:, 1], v[:, [1, 2, 5, 6]].sum(1), atol=1e-4)  # a corner of 4 x 4
 
 
-def test_a_swapped_vit_compiles():
-    student, _ = affinear.linearize(vision("vit_tiny_patch16_224")[0], gain=True)
-    images = torch.randn(2, 3, 64, 64)
-    with torch.no_grad():
-        compiled = torch.compile(student, backend="aot_eager", fullgraph=True)
-        assert torch.allclose(compiled(images), student(images), atol=1e-5)
+# One of each kind is enough for a day's work; compiling takes seconds.
+COMPILED = [
+    name if name.startswith(("vit_tiny", "swin_tiny")) else pytest.param(name, marks=pytest.mark.exhaustive)
+    for name in VISION
+]
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_swapped_network_compiles_in_one_piece_and_learns_as_it_would(name: str):
+    teacher, images = vision(name)
+    student, _ = affinear.linearize(teacher, gain=True)
+    same_when_compiled(student, lambda network: network(images), fullgraph=True)
 
 
 @pytest.mark.exhaustive
