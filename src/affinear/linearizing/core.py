@@ -14,6 +14,7 @@ from ..ops import Mechanism, State
 from ..ops.mechanisms import identity
 from ..ops.precision import exact, widen
 from .choices import Choices
+from .sums import running_sum
 from .window import Memory, near_and_around, near_and_far
 
 EPSILON = 1e-6
@@ -298,7 +299,7 @@ def _mean_so_far(value: Tensor, causal: bool, key_mask: Tensor | None, state: St
     ones = wide.new_ones(wide.shape[:2]) if key_mask is None else key_mask.to(wide.dtype)
     if key_mask is not None:
         wide = wide.masked_fill(~key_mask[..., None, None], 0)
-    sums = wide.cumsum(1) if causal else wide.sum(1, keepdim=True)
+    sums = running_sum(wide) if causal else wide.sum(1, keepdim=True)
     count = (ones.cumsum(1) if causal else ones.sum(1, keepdim=True))[..., None, None]
     if state is not None:
         before = state.count[:, None, :, None].to(wide.dtype)

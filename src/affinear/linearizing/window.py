@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from ..ops import State
 from ..ops.precision import exact, widen
 from .choices import Choices
+from .sums import running_sum
 
 Far = Callable[[Tensor, Tensor, Tensor, Tensor, State | None], tuple[Tensor, State | None]]
 
@@ -235,7 +236,7 @@ def _score_far(query: Tensor, key: Tensor, gone: Tensor, recent: Recent, mass: T
     """The score of all between (B, N, H), and the memory with their sums."""
     with exact(query):
         wide = widen(key).masked_fill(~gone[..., None, None], 0)
-        sums = recent.key_sum[:, None] + wide.cumsum(1)
+        sums = recent.key_sum[:, None] + running_sum(wide)
         count = recent.count[:, None] + gone.cumsum(1)
         mean = sums / count.clamp(min=1)[..., None, None]
         mean = mean.repeat_interleave(query.shape[2] // key.shape[2], dim=2)
