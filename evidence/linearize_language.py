@@ -63,7 +63,6 @@ STEPS = (300, 1_000)
 CONTEXT, DISTANCES, SPAN, CUE = 1_024, (16, 128, 512), 24, 8
 LOOKED_AT = 24  # rows of the test set that the curve is of
 LENGTHS = tuple(2**power for power in range(10, 18))
-AHEAD = 32  # tokens that are generated at each length
 read = functools.cache(read_anew)  # a folder is looked at many times
 
 
@@ -362,7 +361,7 @@ def speed(given: argparse.Namespace, model: Any, tokens: int) -> dict[str, float
         del out
         kept = (torch.cuda.memory_allocated() - before) if cuda else held(cache)
         peak = (torch.cuda.max_memory_allocated() - before) if cuda else 0
-        spent = after(given, model, text[:, :1], cache, AHEAD if turn or not cuda else 2)
+        spent = after(given, model, text[:, :1], cache, given.ahead if turn or not cuda else 2)
         del cache
     return {
         "reading_seconds": reading, "ms_a_token": 1000 * statistics.median(spent), "kept_megabytes": kept / 1e6,
@@ -391,7 +390,7 @@ def filled(given: argparse.Namespace, model: Any, tokens: int) -> dict[str, Any]
         cache.update(key, value, layer)
     kept = held(cache)
     token = torch.randint(*usual(model), (1, 1), device=given.device)
-    spent = after(given, model, token, cache, AHEAD // 4)
+    spent = after(given, model, token, cache, given.ahead)
     return {"ms_a_token": 1000 * statistics.median(spent), "kept_megabytes": kept / 1e6, "not_read": True}
 
 
@@ -438,6 +437,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--recalled", type=int, default=64, help="rows of recall at each distance")
     parser.add_argument("--at-once", type=int, default=8, help="rows that are judged at once")
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
+    parser.add_argument("--ahead", type=int, default=32, help="tokens that are generated at each length")
     parser.add_argument("--most-read", type=int, default=max(LENGTHS), help="longest text that softmax has to read")
     parser.add_argument("--crossing", type=float, default=20, help="seconds in which one layer's crossing is sought")
     parser.add_argument("--probe", action="store_true", help="a few steps of every cell, and stop")

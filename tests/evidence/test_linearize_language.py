@@ -40,7 +40,7 @@ def given(tmp_path: Path) -> argparse.Namespace:
     LlamaForCausalLM(LlamaConfig(vocab_size=spelling.size, **sizes)).save_pretrained(tmp_path / "model")
     told: dict[str, Any] = {"model": tmp_path / "model", "tokens": tmp_path / "tokens", "output": tmp_path / "out"}
     rest: dict[str, Any] = {"cells": ["inline-window", "none-left1", "mala-left2"], "context": 80, "left_rows": 2}
-    return argparse.Namespace(**told, **rest, batch=2, at_once=2, device=torch.device("cpu"))
+    return argparse.Namespace(**told, **rest, batch=2, at_once=2, ahead=4, device=torch.device("cpu"))
 
 
 def test_layers_are_left_in_the_order_of_their_worth(script: Any, given: argparse.Namespace):
