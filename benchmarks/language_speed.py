@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import transformers as hf
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
@@ -105,14 +106,14 @@ class Bench:
         with self.device:  # weights are drawn where they are used: quicker by seconds
             return AffinearForCausalLM(config).to(DTYPE)  # pyright: ignore
 
-    def llama(self) -> Any:
+    def llama(self, attention: str = "sdpa") -> Any:
         """Llama of the same shape."""
         ours = preset("nala_340m", **self.shape)
         names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
         sizes: dict[str, Any] = {name: getattr(ours, name) for name in names}
         config = hf.LlamaConfig(**sizes, tie_word_embeddings=True, max_position_embeddings=2**18)
         with self.device:
-            return hf.LlamaForCausalLM._from_config(config, attn_implementation="sdpa").to(DTYPE)  # pyright: ignore
+            return hf.LlamaForCausalLM._from_config(config, attn_implementation=attention).to(DTYPE)  # pyright: ignore
 
     def fla(self) -> Any:
         """Linear attention of fla, of the same shape; ImportError where there is none."""
@@ -136,7 +137,8 @@ class Bench:
         """Milliseconds per token of every sequence, and bytes held, with a context of so many tokens behind."""
         if cell.who.startswith("llama"):
             self._check_room(cell)
-        model = (self.llama() if cell.who.startswith("llama") else self.ours("mala")).eval()
+        kind = "unmasked" if cell.who == "llama graph" else "sdpa"
+        model = (self.llama(kind) if cell.who.startswith("llama") else self.ours("mala")).eval()
         token = torch.zeros(cell.batch, 1, dtype=torch.long, device=self.device)
         if cell.who.startswith("llama"):
             step = self._llama_step(model, token, cell)
@@ -249,6 +251,16 @@ class Standing(DynamicLayer):
             self.keys[:, :, -1:] = key_states
             self.values[:, :, -1:] = value_states
         return self.keys, self.values
+
+
+def unmasked(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """SDPA of a token that sees everything; transformers makes no mask for kinds of attention that it does not know."""
+    return F.scaled_dot_product_attention(query, key, value, scale=kwargs.get("scaling")).transpose(1, 2), None
+
+
+hf.AttentionInterface.register("unmasked", unmasked)
 
 
 def filled(model: AffinearForCausalLM, batch: int, length: int) -> AffinearCache:

@@ -35,7 +35,9 @@ def test_a_step_is_timed(script: Any, kind: str, who: str):
 
 
 def test_standing_keys_answer_as_growing_ones(script: Any):
-    model = script.Bench(torch.device("cpu"), True, 0.01).llama().float().eval()
+    bench = script.Bench(torch.device("cpu"), True, 0.01)
+    model, other_model = bench.llama().float().eval(), bench.llama("unmasked").float().eval()
+    other_model.load_state_dict(model.state_dict())
     keys, values, token = torch.randn(2, 2, 9, 32), torch.randn(2, 2, 9, 32), torch.randint(512, (2, 1))
     growing, standing = hf.DynamicCache(), hf.DynamicCache()
     standing.layers = [script.Standing() for _ in range(2)]
@@ -44,7 +46,8 @@ def test_standing_keys_answer_as_growing_ones(script: Any):
         longer, other = (torch.cat([x, torch.randn(2, 2, 1, 32)], dim=2) for x in (keys, values))
         standing.update(longer, other, layer)
     places = torch.full((2, 1), 9)
-    wanted, found = (model(token, past_key_values=cache, position_ids=places).logits for cache in (growing, standing))
+    wanted = model(token, past_key_values=growing, position_ids=places).logits
+    found = other_model(token, past_key_values=standing, position_ids=places).logits
     torch.testing.assert_close(found, wanted)
     assert standing.get_seq_length() == 10
 
