@@ -5,9 +5,9 @@
 
 `pack` needs the package gguf, `join` torch, numpy and safetensors alone. The pieces hold the blocks of the GGUF file,
 each kind of byte by itself and then compressed: two of 40 MB in place of 270 in bfloat16 or 538 in float32. Its
-embedding of 8 bits is rounded to 6, whose steps are finer still than those of the 4 bits that all else has; with
-`--bits 8` nothing is rounded, and the pieces are 87 MB. What `join` writes is what they stand for, to the last bit, in
-float32.
+embedding of 8 bits is rounded to 6, whose steps are finer still than those of the 4 bits that all else has: perplexity
+of twelve rows of abstracts is 27.50 then and not 27.33. With `--bits 8` nothing is rounded, and the pieces are 87 MB.
+What `join` writes is what they stand for, to the last bit, in float32.
 """
 
 from __future__ import annotations

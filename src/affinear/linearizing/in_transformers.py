@@ -28,8 +28,8 @@ from .staying import stay
 CORE = "linearized"
 NAME = "affinear"  # the implementation of linearized networks; layers without a core stay softmax there
 MEMORY = "affinear_memory"
-# Class tokens before the grid, of encoders of images.
 SOUNDS = ("max_source_positions",)  # what configurations of encoders of sound have
+# Class tokens before the grid, of encoders of images.
 IMAGES = {"vit": 1, "deit": 2, "beit": 1, "dinov2": 1, "clip_vision_model": 1, "siglip_vision_model": 0}
 
 

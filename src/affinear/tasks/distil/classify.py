@@ -16,16 +16,16 @@ from ...models.making import MOST_NUMBERS
 from ...train.checkpoint import BEST
 from ...train.page import Section
 from ...train.settings import Check
-from ...train.task import Job, Setup
+from ...train.task import Job
 from ..classify.samples import Batch
 from ..classify.settings import ClassifySettings
 from ..classify.task import Classify, ClassifyWork
 from ..images.batching import as_tensor
 from ..images.labelled.images import Images
 from ..using import load_trained
-from .lesson import Lesson, begin, let_learn, rate_of, student_of
-from .recipes import stage, stages
+from .lesson import Lesson, begin, let_learn, student_of
 from .settings import SwapSettings, told_of
+from .two_stages import TwoStages
 
 LOOKED_AT = 64  # test images that the report measures layers on
 # Rates belong to a batch of 512.
@@ -75,21 +75,13 @@ class DistilWork(ClassifyWork):
         return [layers, *super().report(network)]
 
 
-class Distil(Classify):
+class Distil(TwoStages, Classify):
     """Making a classifier linear: swapped layers learn from the network they were made of."""
 
     name: ClassVar[str] = "distil"
     about: ClassVar[str] = "a linearized classifier learns from its softmax teacher"
     settings = DistilSettings
-
-    @property
-    def recipes(self) -> Mapping[str, Setup]:
-        """The two stages."""
-        return stages(self, RECIPES)
-
-    def preset(self, model: str, name: str | None) -> Setup:
-        """That of the second stage unless the first is named."""
-        return stage(self.recipes, name)
+    stages: ClassVar[Mapping[str, Mapping[str, Any]]] = RECIPES
 
     def settle(self, job: Job[ClassifySettings], data: Images) -> Job[ClassifySettings]:
         """What the teacher was trained with, and which teacher it is."""
@@ -117,21 +109,9 @@ class Distil(Classify):
         """The teacher's weights."""
         begin(network, teacher_of(job).state_dict(), str(_chosen(job).teacher))
 
-    def rate_of(self, name: str, job: Job[ClassifySettings]) -> float:
-        """Its own for what the swap added."""
-        return rate_of(name, _chosen(job))
-
-    def start(self, network: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
-        """A teacher's weights, or those of a student."""
-        begin(network, tensors, source)
-
     def work(self, job: Job[ClassifySettings], data: Images, device: torch.device) -> DistilWork:
         """A settled job at work."""
         return DistilWork(job, data, device)
-
-    def variants(self, model: str) -> Mapping[str, Mapping[str, Any]]:
-        """None: what is compared is a setting here."""
-        return {"own": {}}
 
 
 def teacher_of(job: Job[ClassifySettings]) -> nn.Module:

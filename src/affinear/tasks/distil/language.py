@@ -26,9 +26,9 @@ from ..language.task import CONTEXT, Language
 from ..language.tokens import TokenFiles
 from ..language.work import LanguageWork, QuestionsWork
 from . import causal, hugging
-from .lesson import Lesson, begin, let_learn, rate_of, student_of
-from .recipes import stage, stages
+from .lesson import Lesson, begin, let_learn, student_of
 from .settings import SwapSettings, told_of
+from .two_stages import TwoStages
 
 TEACHER = "teacher"
 LOOKED_AT = 2  # test rows that the report measures layers on
@@ -120,21 +120,13 @@ class StreamRows(TextRows):
         return rows._replace(fresh=torch.zeros_like(rows.fresh))
 
 
-class DistilLanguage(Language):
+class DistilLanguage(TwoStages, Language):
     """Making a language model linear: swapped layers learn from the network they were made of."""
 
     name: ClassVar[str] = "distil_language"
     about: ClassVar[str] = "a linearized language model learns from its softmax teacher"
     settings = DistilLanguageSettings
-
-    @property
-    def recipes(self) -> Mapping[str, Setup]:
-        """The two stages."""
-        return stages(self, RECIPES)
-
-    def preset(self, model: str, name: str | None) -> Setup:
-        """That of the second stage unless the first is named."""
-        return stage(self.recipes, name)
+    stages: ClassVar[Mapping[str, Mapping[str, Any]]] = RECIPES
 
     def settle(self, job: Job[LanguageSettings], data: Corpus) -> Job[LanguageSettings]:
         """What the teacher is, and the context."""
@@ -173,14 +165,6 @@ class DistilLanguage(Language):
         teacher = causal.teacher_of(Path(str(job.facts["teacher"])), torch.float32)
         begin(network, teacher.state_dict(), str(_chosen(job).teacher))
 
-    def rate_of(self, name: str, job: Job[LanguageSettings]) -> float:
-        """Its own for what the swap added."""
-        return rate_of(name, _chosen(job))
-
-    def start(self, network: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
-        """Those of a student."""
-        begin(network, tensors, source)
-
     def work(self, job: Job[LanguageSettings], data: Corpus, device: torch.device) -> LanguageWork:
         """A settled job at work."""
         return (QuestionsWork if isinstance(data, Questions) else DistilLanguageWork)(job, data, device)
@@ -189,16 +173,6 @@ class DistilLanguage(Language):
         """What language checks, and the configuration."""
         super().check_job(job)
         causal.checked_config(job.facts.get("config"), "config")
-
-    def variants(self, model: str) -> Mapping[str, Mapping[str, Any]]:
-        """None: what is compared is a setting here."""
-        return {"own": {}}
-
-    def variant(self, model: str, name: str) -> Mapping[str, Any]:
-        """The network as it is."""
-        if name != "own":
-            raise ValueError(f"variant: expected 'own', as the mechanism is a setting here, got {name!r}")
-        return {}
 
     def trial(self, model: str, data: Corpus) -> Setup:
         """The second stage."""

@@ -1,8 +1,8 @@
 """What distilling is, whatever is distilled: how a student is made of a network, and what it learns from its teacher.
 
-Another kind of network needs a task beside this file: it has the data and scores of another, by inheriting from it
-where their settings are the same; settings that inherit from `SwapSettings` too; and a `Lesson` in its work. It says
-how a teacher is read, and how a network is called on a batch; `classify.py` is the shortest.
+Another kind of network needs a task beside this file: it inherits from `TwoStages`, and from another task whose data
+and scores it has; settings that inherit from `SwapSettings` too; and a `Lesson` in its work. It says how a teacher is
+read, and how a network is called on a batch; `classify.py` is the shortest.
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ....models import making
 from ....models.speech.whisper import SAMPLE_RATE
-from ....train.task import Answer, Measure, Setup, Task, Trained
+from ....train.task import Answer, Measure, Task, Trained
 from ...fewer import fewer
 from ...language.spelling import Spelling
 from ...speech.audio import CorruptAudio, read_audio
@@ -20,8 +20,8 @@ from ...speech.opening import open_voices
 from ...speech.recordings import Voices
 from ...speech.task import MOST_AT_ONCE, NOTHING_HEARD, Speech
 from .. import hugging
-from ..lesson import begin, rate_of
-from ..recipes import stage, stages
+from ..lesson import begin
+from ..two_stages import TwoStages
 from . import whisper
 from .settings import DistilSpeechSettings
 from .transcripts import prompt_of
@@ -51,7 +51,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 
 
-class DistilSpeech(Task[Voices, DistilSpeechSettings]):
+class DistilSpeech(TwoStages, Task[Voices, DistilSpeechSettings]):
     """Making a recogniser's encoder linear: it learns from the network it was made of, whose decoder stays."""
 
     name: ClassVar[str] = "distil_speech"
@@ -62,15 +62,7 @@ class DistilSpeech(Task[Voices, DistilSpeechSettings]):
     metric: ClassVar[Measure] = Speech.metric
     measures: ClassVar[tuple[Measure, ...]] = Speech.measures
     settings = DistilSpeechSettings
-
-    @property
-    def recipes(self) -> Mapping[str, Setup]:
-        """The two stages."""
-        return stages(self, RECIPES)
-
-    def preset(self, model: str, name: str | None) -> Setup:
-        """That of the second stage unless the first is named."""
-        return stage(self.recipes, name)
+    stages: ClassVar[Mapping[str, Mapping[str, Any]]] = RECIPES
 
     def open(self, spec: str, settings: DistilSpeechSettings) -> Voices:
         """Manifests or LibriSpeech's folders, open."""
@@ -104,14 +96,6 @@ class DistilSpeech(Task[Voices, DistilSpeechSettings]):
         """The teacher's weights."""
         teacher = whisper.teacher_of(Path(str(job.facts["teacher"])), torch.float32)
         begin(network, teacher.state_dict(), str(job.settings.teacher))
-
-    def start(self, network: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
-        """Those of a student."""
-        begin(network, tensors, source)
-
-    def rate_of(self, name: str, job: SpeechJob) -> float:
-        """Its own for what the swap added."""
-        return rate_of(name, job.settings)
 
     def work(self, job: SpeechJob, data: Voices, device: torch.device) -> DistilSpeechWork:
         """A settled job at work."""
@@ -149,16 +133,6 @@ class DistilSpeech(Task[Voices, DistilSpeechSettings]):
     def limited(self, data: Voices, limit: int) -> Voices:
         """At most so many recordings of each half, evenly among all."""
         return fewer(data, limit)
-
-    def variants(self, model: str) -> Mapping[str, Mapping[str, Any]]:
-        """None: what is compared is a setting here."""
-        return {"own": {}}
-
-    def variant(self, model: str, name: str) -> Mapping[str, Any]:
-        """The network as it is."""
-        if name != "own":
-            raise ValueError(f"variant: expected 'own', as the mechanism is a setting here, got {name!r}")
-        return {}
 
     @torch.no_grad()
     def predict(
