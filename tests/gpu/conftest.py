@@ -67,8 +67,10 @@ class Report:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note the outcome of one phase of a test."""
-        test = self.tests.setdefault(report.nodeid, {"outcome": "passed", "seconds": 0.0})
+        test = self.tests.setdefault(report.nodeid, {"outcome": "cut short", "seconds": 0.0})
         test["seconds"] = round(test["seconds"] + report.duration, 2)
+        if report.passed and report.when == "call":
+            test["outcome"] = "passed"
         if report.outcome != "passed":
             test["outcome"] = report.outcome if report.when == "call" or report.skipped else "error"
         if report.failed:
