@@ -66,7 +66,8 @@ def layers_left(run: Run, count: int, samples: int, *, progress: Progress | None
 
     def told(done: int, all_: int) -> None:
         if done == 1:
-            listener.begin(Outline(f"which {count} layers to leave", all_, 0, 1, "trials"))
+            which = "which layer to leave" if count == 1 else f"which {count} layers to leave"
+            listener.begin(Outline(which, all_, 0, 1, "trials"))
         listener.step(done, kept.latest, 1.0)
 
     try:
