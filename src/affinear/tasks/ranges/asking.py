@@ -29,9 +29,15 @@ def rows_of(source: str, kind: str, length: int) -> list[Tokens]:
         ValueError: If it is not what this kind of network can be asked about.
         OSError: If a file cannot be read.
     """
+    if not source.strip():
+        wanted = "an expression, or the name of a file" if kind == "listops" else "the name of a file"
+        raise ValueError(f"source: expected {wanted}, got nothing")
     if kind == "listops":
-        return [expression(source if source.lstrip()[:1] in ("[", "(") else _read(source).decode("utf-8", "replace"),
-                           source)]  # fmt: skip
+        written = source if source.lstrip()[:1] in ("[", "(") else _read(source).decode("utf-8", "replace")
+        if written.count("[") != written.count("]"):
+            told = f"{written.count('[')} and {written.count(']')}"
+            raise ValueError(f"{source}: expected as many ] as [, got {told}; close every list")
+        return [expression(written, source)]
     if kind == "retrieval":
         one, between, other = source.partition(BETWEEN)
         if not between:
