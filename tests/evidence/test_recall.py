@@ -13,9 +13,9 @@ import pytest
 
 def test_all_arms_of_a_seed_come_before_the_next(script: Any):
     cells = list(script("recall").cells())
-    assert len(set(cells)) == len(cells) == 3 * (5 * 3 + 6)
-    first = cells[:5]
-    assert {one.arm for one in first} == {"softmax", "linear", "mala", "nala", "inline"}
+    assert len(set(cells)) == len(cells) == 3 * (6 * 3 + 6)
+    first = cells[:6]
+    assert {one.arm for one in first} == {"softmax", "linear", "mala", "nala", "inline", "mamba2"}
     assert {(one.width, one.rotary, one.seed) for one in first} == {(16, False, 0)}
 
 
@@ -27,6 +27,15 @@ def test_a_cell_is_trained_and_told(script: Any):
     assert 0 <= found["accuracy"] == found["curve"][-1][1] <= 1
     assert found["state"] == 8 * 4 + 8 + 4 + 1  # covariance, means and count; nala has features of twice the width
     assert recall.state_numbers(recall.Cell("softmax", 4, False, 0)) is None
+
+
+def test_a_state_space_model_has_a_state_as_large(script: Any):
+    recall = script("recall")
+    cell = recall.Cell("mamba2", 16, False, 0)
+    found = recall.trained(cell, recall.rows("train", 64), recall.rows("test", 8), steps=2)
+    assert found["state"] == 256
+    other = sum(weight.numel() for weight in recall.network_of(recall.Cell("mala", 16, False, 0)).parameters())
+    assert 0.5 * other < found["parameters"] < 1.2 * other
 
 
 def test_the_page_begins_with_what_it_cannot_tell(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
