@@ -1,4 +1,4 @@
-"""Sampling with a DiT at latents of 512 to 4096 pixels: images per second and memory by mechanism, against SDPA.
+"""Sampling with a DiT at latents of 256 to 4096 pixels: images per second and memory by mechanism, against SDPA.
 
     PYTHONPATH=src python benchmarks/generate_speed.py --out generate-speed.json --minutes 6
 
@@ -33,7 +33,7 @@ from affinear.models.making import make
 from affinear.tasks.generate.task import AROUND
 
 MECHANISMS = ("softmax", "linear", "mala", "mala_released", "nala", "inline", "none")
-PIXELS = (512, 1024, 2048, 4096)
+PIXELS = (256, 512, 1024, 2048, 4096)
 REDUCED = 8  # pixels on a side for one of a latent's
 CLASSES = 1000
 

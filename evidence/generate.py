@@ -2,16 +2,17 @@
 
     export AFFINEAR_INCEPTION=inception.safetensors        # see evidence/packing/pack_inception.py
     PYTHONPATH=src python evidence/generate.py check --data cifar-10 --output outputs
-    PYTHONPATH=src python evidence/generate.py train --data cifar-10 --output outputs --steps 3000 --minutes 9
+    PYTHONPATH=src python evidence/generate.py train --data cifar-10 --output outputs --minutes 60
     PYTHONPATH=src python evidence/generate.py speed --output outputs --minutes 4
     PYTHONPATH=src python evidence/generate.py train --data cifar-10 --output probe --probe
 
 `train` trains every arm with every seed that is not there yet, some processes at a time, all by the same settings and
-for as many steps, about 20 GB of the GPU each, and judges the averaged weights: FID, kernel distance, precision,
-recall. It writes `generate.json` after each, and `samples.png`, a row of pictures for each arm. When the time is over
-the runs save themselves, and the same command goes on. `speed` measures each arm by itself: images per second of the
-whole sampler, and memory. `check` measures the distance of the test images from the training images, which is known:
-about 3.2 over Inception; and keeps the features of the training images, so that no cell after it has to compute them.
+for as many steps, and judges the averaged weights: FID, kernel distance, precision, recall. Without `--steps` there are
+as many as the slowest can do in `--minutes`, found out in the beginning. It writes `generate.json` after each, and
+`samples.png`, a row of pictures for each arm. When the time is over the runs save themselves, and the same command goes
+on. `speed` measures each arm by itself: images per second of the whole sampler, and memory. `check` measures the
+distance of the test images from the training images, which is known: about 3.2 over Inception; and keeps the features
+of the training images, so that no cell after it has to compute them.
 `--probe` does a few steps of every arm and says how long the whole would take.
 
 In all arms convolution, gate and positions are the same; one of them has no attention.
@@ -22,6 +23,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import statistics
 import sys
 import time
@@ -37,7 +39,7 @@ from torch import Tensor, nn
 
 import affinear.models  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers the names
 from affinear import tasks
-from affinear.bench.timing import seconds_of
+from affinear.bench.timing import seconds_of, synchronize
 from affinear.models.making import make
 from affinear.tasks.generate import TASK, metrics
 from affinear.tasks.generate.features import features_of
@@ -52,12 +54,14 @@ from running.cells import Cell, is_worker, results, serve
 from running.files import keep
 from running.machine import machine
 from running.options import add_options, again, arms_of, how_of, numbers
+from running.pace import Pace, timed
 from running.telling import work_off_and_tell
 
 MODEL = "dit_s_2"
 ARMS = ("softmax", "mala", "linear", "none", "mala_released", "nala", "inline")
 SHAPE, CLASSES = (3, 32, 32), 10
 PROBED = 30  # steps of a probe
+MOST_STEPS = 50_000  # however much time there is
 
 
 class Lines(Progress):
@@ -94,10 +98,14 @@ def main() -> int:
 def trained(given: argparse.Namespace) -> int:
     """Train what is left of all arms and seeds, and tell what came out so far."""
     arms = chosen(given.arms)
-    cells = [cell_of(given, arm, seed) for seed in numbers(given.seeds) for arm in arms]
+    seeds = numbers(given.seeds)
+    given.crowd = min(given.parallel, len(arms) * len(seeds))
+    given.rounds = -(-len(arms) * len(seeds) // given.crowd)
+    given.until = time.time() + 60 * given.minutes
+    cells = [cell_of(given, arm, seed) for seed in seeds for arm in arms]
     began = time.monotonic()
     # A cell compiles, and torch remembers only so many programs for the same lines.
-    how = how_of(given, given.output, fresh=True, threads=2)
+    how = how_of(given, given.output, fresh=compiles(given), threads=2)
     code = work_off_and_tell(__file__, cells, how, lambda: tell(cells, given), line)
     if given.probe:
         foretell(cells, given, time.monotonic() - began)
@@ -121,7 +129,7 @@ def cell_of(given: argparse.Namespace, arm: str, seed: int) -> Cell:
     """An arm with a seed, and what its process is told."""
     folder = given.output / ("probe" if given.probe else "runs") / f"{arm}-{seed}"
     told = ["train", "--data", given.data, "--output", str(folder), "--arms", arm, "--seeds", str(seed)]
-    for name in ("steps", "made", "sample_steps", "batch", "workers", "reference", "limit"):
+    for name in ("steps", "made", "sample_steps", "batch", "workers", "reference", "limit", "crowd", "rounds", "until"):
         if getattr(given, name) is not None:
             told += [f"--{name.replace('_', '-')}", str(getattr(given, name))]
     told += ["--features", given.features, *(["--eager"] if given.eager else [])]
@@ -130,6 +138,8 @@ def cell_of(given: argparse.Namespace, arm: str, seed: int) -> Cell:
 
 def cell(given: argparse.Namespace) -> None:
     """Train one arm with one seed, judge it, and write what came out."""
+    if given.steps is None:
+        given.steps = fitted(given)
     changes: dict[str, Any] = {
         "steps": given.steps,
         "eval_steps": given.steps,
@@ -142,7 +152,7 @@ def cell(given: argparse.Namespace) -> None:
         "features": given.features,
         "reference_limit": given.reference,
         "ema_decay": min(0.999, 1 - 10 / max(given.steps, 20)),  # or a short run's average is of its first weights
-        "compile": torch.cuda.is_available() and not given.eager,
+        "compile": compiles(given),
         "channels_last": False,
         "log_every": 100,
     }
@@ -173,6 +183,37 @@ def cell(given: argparse.Namespace) -> None:
         "around": network,
     }
     keep(given.output / "result.json", found)
+
+
+def compiles(given: argparse.Namespace) -> bool:
+    """Whether networks are compiled."""
+    return torch.cuda.is_available() and not given.eager
+
+
+def fitted(given: argparse.Namespace) -> int:
+    """As many steps as the slowest of all cells can do in the time that is left."""
+    pace = Pace(given.output.parent, given.crowd, given.rounds, given.until, judging=given.judging)
+    return pace.steps(given.output.name, MOST_STEPS, lambda: seconds_of_a_step(given))
+
+
+def seconds_of_a_step(given: argparse.Namespace) -> float:
+    """What a training step takes on images that are drawn, with all that runs beside it."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    own = {"in_chans": SHAPE[0], "num_classes": CLASSES, "learn_sigma": False}
+    network = make(MODEL, {**TASK.variant(MODEL, given.arms), **own, **model_args(given)}).to(device).train()
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=device.type == "cuda")
+    flow, images = Flow(), torch.randn(given.batch, *SHAPE, device=device)
+    labels = torch.arange(given.batch, device=device) % CLASSES
+
+    def step() -> None:
+        noise, times = torch.randn_like(images), flow.times(given.batch, device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            loss = flow.losses(network(flow.noisy(images, noise, times), times, labels), images, noise, times).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return timed(step, lambda: synchronize(device))
 
 
 def model_args(given: argparse.Namespace) -> dict[str, Any]:
@@ -332,13 +373,17 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--output", type=Path, default=Path("outputs"))
     parser.add_argument("--arms", help=f"some of {', '.join(ARMS)}, with commas; all unless told")
     add_options(parser, parallel=4, workers=2, minutes=9.0, seeds="0")
-    parser.add_argument("--steps", type=int, default=3000, help="of every cell")
+    parser.add_argument("--steps", type=int, help="of every cell; as many as there is time for unless told")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--made", type=int, default=10_000, help="images that are made to be judged")
     parser.add_argument("--sample-steps", type=int, default=50, help="Euler's, for each of them")
     parser.add_argument("--features", default="inception", choices=("inception", "random"))
     parser.add_argument("--reference", type=int, help="training images they are compared with; all unless told")
     parser.add_argument("--limit", type=int, help="training images at most, for trying the script out")
+    parser.add_argument("--judging", type=float, default=40.0, help="seconds that making and judging images takes")
+    parser.add_argument("--crowd", type=int, default=1, help="of a cell: how many run at a time")
+    parser.add_argument("--rounds", type=int, default=1, help="of a cell: how many come one after the other")
+    parser.add_argument("--until", type=float, default=math.inf, help="of a cell: when to stop, in seconds since 1970")
     parser.add_argument("--eager", action="store_true", help="do not compile")
     parser.add_argument(
         "--probe", action="store_true", help=f"{PROBED} steps of every arm, and how long the whole takes"

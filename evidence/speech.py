@@ -3,7 +3,7 @@
     PYTHONPATH=src python evidence/speech.py --data packed --out speech --minutes 9
 
 trains every cell that is not there yet, several at a time on one GPU, the first seed of all before the second of any,
-on what `evidence/packing/pack_voices.py` packed: ten hours of 22 characters of a game. Five others are held out. A cell
+on what `evidence/packing/pack_voices.py` packed: lines of 22 characters of a game. Five others are held out. A cell
 writes `cells/NAME.json` when it is done; when the time is over a cell keeps where it is in `state/`, nothing new is
 begun, and the same command goes on. How many steps there are is found out in the beginning, from how fast the slowest
 cell is among all of them, so that all end in time; the number is in `state/steps.json` and in every cell, and `--steps`
@@ -18,7 +18,6 @@ normalised by the corpus, and its stream is held to the whole, token for token.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import itertools
 import json
@@ -28,7 +27,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -52,6 +51,7 @@ from pages.words import percent
 from running.cells import Cell, is_worker, serve, work_off
 from running.files import keep
 from running.options import how_of
+from running.pace import Pace, timed
 
 HELD_OUT = ("syreen", "supox", "yehat", "yehatrebels", "shofixti")
 SPELLING = Spelling.of_letters([], "abcdefghijklmnopqrstuvwxyz'0123456789")
@@ -65,11 +65,10 @@ ARMS: dict[str, dict[str, Any]] = {
     "none": {"mechanism": "none"},
     "mala_causal": {"mechanism": "mala", "causal": True},
 }
-SHAPE: dict[str, Any] = {"dim": 160, "depth": 8, "num_heads": 4, "conv_norm": "layer", "dropout": 0.1}
+SHAPE: dict[str, Any] = {"dim": 192, "depth": 6, "num_heads": 6, "conv_norm": "layer", "dropout": 0.1}
 SPEEDS = (0.9, 1.0, 1.1)
-MASKS = Masks(bands=2, band_width=27, times=5, time_share=0.05)
-WARM, TIMED = 8, 25  # steps that build kernels, and steps that are timed, before the number of steps is decided
-MARGIN, LAST = 0.85, 25.0  # share of the time that is planned for, and seconds to judge
+MASKS = Masks(bands=2, band_width=12, times=5, time_share=0.05)
+LAST = 20.0  # seconds to judge
 ROUND = 64  # frames that lengths of batches differ by, so that few shapes come
 
 
@@ -90,10 +89,10 @@ class Plan:
     steps: int = 5000
     seconds: float = 320.0
     places: int = 128
-    lr: float = 1e-3
-    warm: int = 500
+    lr: float = 1.5e-3
+    warm: int = 150
     decay: float = 0.01
-    average: float = 0.998
+    average: float = 0.995
 
 
 @dataclass(frozen=True)
@@ -136,6 +135,11 @@ class Corpus:
         chosen = torch.cat([self.features(i) for i in self.train[:: max(1, len(self.train) // 500)]]).double()
         self.facts = {"mean": chosen.mean(dim=0).tolist(), "std": chosen.std(dim=0).tolist()}
         self.device = device
+
+    @property
+    def hours(self) -> list[float]:
+        """Of what is learnt from, and of what is held out."""
+        return [sum(self.frames[i] for i in half) / 360_000 for half in (self.train, self.test)]
 
     def features(self, index: int) -> Tensor:
         """Features (T, F) of one recording, not normalised."""
@@ -325,33 +329,14 @@ def streamed(network: Conformer, corpus: Corpus, ear: Ear, count: int) -> dict[s
 
 def fitted(cell: Training, plan: Plan, corpus: Corpus, given: argparse.Namespace) -> Plan:
     """The plan with as many steps as the slowest of all cells can do in the time that is left."""
-    folder, decided = given.out / "state", given.out / "state" / "steps.json"
     if given.steps is not None or given.until == math.inf:
         return plan
-    if not decided.is_file():
-        (folder / f"{cell.name}.rate").write_text(str(seconds_of_a_step(Trainer(cell, plan, corpus))))
-        patience = time.monotonic() + 90
-        while len(list(folder.glob("*.rate"))) < given.crowd and time.monotonic() < patience and not decided.is_file():
-            time.sleep(0.2)
-        slowest = max(float(file.read_text() or 0) for file in folder.glob("*.rate"))
-        left = MARGIN * (given.until - time.time()) / given.rounds - LAST
-        steps = min(plan.steps, max(100, int(left / slowest / 50) * 50))
-        with contextlib.suppress(FileExistsError), decided.open("x") as file:
-            json.dump(steps, file)
-    time.sleep(0.5)  # until whoever decided has written it
-    return Plan(**{**asdict(plan), "steps": json.loads(decided.read_text())})
+    pace = Pace(given.out / "state", given.crowd, given.rounds, given.until, judging=LAST)
 
+    def seconds_of_a_step() -> float:
+        return timed(Trainer(cell, plan, corpus).advance, lambda: synchronize(corpus.device))
 
-def seconds_of_a_step(trainer: Trainer) -> float:
-    """What a step takes, with all that runs beside it."""
-    for _ in range(WARM):
-        trainer.advance()
-    synchronize(trainer.corpus.device)
-    begun = time.monotonic()
-    for _ in range(TIMED):
-        trainer.advance()
-    synchronize(trainer.corpus.device)
-    return (time.monotonic() - begun) / TIMED
+    return replace(plan, steps=pace.steps(cell.name, plan.steps, seconds_of_a_step))
 
 
 @functools.cache
@@ -393,6 +378,7 @@ def run(given: argparse.Namespace) -> None:
         "shape": SHAPE,
         "parameters": sum(p.numel() for p in network.parameters()),
         "epochs": plan.steps / trainer.order.batches,
+        "hours": corpus.hours,
         "train_s": trainer.took,
         "losses": trainer.losses,
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0,
@@ -407,16 +393,16 @@ def run(given: argparse.Namespace) -> None:
 # ------------------------------------------------------------------------------------------------ all cells
 
 
-def trainings(arms: Sequence[str], seeds: int) -> list[Training]:
-    """All of them, the first seed of every arm before the second of any."""
-    return [Training(arm, seed) for seed in range(seeds) for arm in arms]
+def trainings(arms: Sequence[str], seeds: int, repeated: Sequence[str]) -> list[Training]:
+    """All of them, the first seed of every arm before the second of those that are repeated."""
+    return [Training(arm, seed) for seed in range(seeds) for arm in arms if seed == 0 or arm in repeated]
 
 
 def train_all(given: argparse.Namespace) -> None:
     """Let processes do all that is left; when the time is over each keeps where it is, by itself, and ends."""
     folder = given.out / "cells"
     unpack_once(given.data, given.out / "state" / "features.npy")
-    names = [one.name for one in trainings(given.only, given.seeds)]
+    names = [one.name for one in trainings(given.only, given.seeds, given.repeated)]
     waiting = sum(not (folder / f"{name}.json").is_file() for name in names)
     crowd = min(given.parallel, waiting)
     shared = ("--crowd", str(crowd), "--rounds", str(-(-waiting // max(1, crowd))))
@@ -434,13 +420,13 @@ def probe(given: argparse.Namespace) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     begun = time.monotonic()
     corpus = Corpus(given.data, given.out / "state" / "features.npy", device)
-    hours = [sum(corpus.frames[i] for i in half) / 360_000 for half in (corpus.train, corpus.test)]
-    print(f"data read in {time.monotonic() - begun:.0f} s: {hours[0]:.2f} h, {hours[1]:.2f} h held out", flush=True)
+    learnt, held_out = corpus.hours
+    print(f"data read in {time.monotonic() - begun:.0f} s: {learnt:.2f} h, {held_out:.2f} h held out", flush=True)
     for arm in given.only:
         trainer = Trainer(Training(arm, 0), plan, corpus)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        took = seconds_of_a_step(trainer)
+        took = timed(trainer.advance, lambda: synchronize(device))
         peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
         epochs = plan.steps / trainer.order.batches
         print(
@@ -497,6 +483,7 @@ def parsed(told: Sequence[str]) -> argparse.Namespace:
     """What the command line says, with the plan."""
     given = arguments().parse_args(told)
     given.only = given.only.split(",")
+    given.repeated = given.only if given.repeated is None else given.repeated.split(",")
     changes = {name: getattr(given, name) for name in ("steps", "seconds") if getattr(given, name) is not None}
     given.plan = Plan(**{**asdict(Plan()), **changes})
     return given
@@ -510,6 +497,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--part", choices=("train", "table"), default="train")
     parser.add_argument("--only", default=",".join(ARMS), help="arms, with commas")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--repeated", help="arms that have more seeds than the first, with commas; all unless told")
     parser.add_argument("--parallel", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=9, help="after which cells keep where they are and end")
     parser.add_argument("--mps", action="store_true", help="let processes share the GPU through NVIDIA's MPS")

@@ -1,13 +1,14 @@
 """The voices of The Ur-Quan Masters as features, packed for a machine that cannot read audio.
 
     PYTHONPATH=src python evidence/packing/pack_voices.py --voices voice/3dovoice --texts content/base/comm \
-        --out packed
+        --out packed --hours 4.4
 
 takes the unpacked voices (`uqm-*-voice.uqm`, a zip file) and texts (`uqm-*-content.uqm`) of the game and cuts every
 clip into its lines, which a file of times beside the clips tells. What comes out is `voices.json`, a row for every line
-(speaker, text, frames), and its log-mel features at the clips' own 11,025 Hz in parts of some megabytes, rounded to
-steps of 0.4 and compressed. `read_packed` reads them. The recordings are CC BY-NC-SA 2.5; do not give them away with
-this library.
+(speaker, text, frames), and `voices.bz2`, log-mel features at the clips' own 11,025 Hz, two megabytes an hour: of every
+two frames the mean, rounded to a whole number. `read_packed` reads them, and puts a frame between any two. `--hours`
+takes some of the lines, the same share of every speaker's. The recordings are CC BY-NC-SA 2.5; do not give them away
+with this library.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ from __future__ import annotations
 import argparse
 import bz2
 import json
-import os
+import random
 import re
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,11 @@ from numpy.typing import NDArray
 
 from affinear.models.speech import LogMel
 
-RATE, BANDS = 11_025, 80
-STEP, FLOOR = 0.4, -14.0  # of a rounded feature; whatever is quieter than the floor is silence
-PART = 28 * 2**20  # bytes of a part, compressed, about
+RATE, BANDS = 11_025, 40
+STEP, FLOOR = 0.5, -14.0  # of a feature that is read; whatever is quieter than the floor is silence
+HIGHEST = 127  # of what is packed, in steps twice as large, so that the sum of two is still a byte
+SHORTEST = 0.1  # seconds of a line
+SEED = 20  # which lines are taken
 CLIP = re.compile(r"^#\(([^)]*)\)[ \t]+(\S+\.ogg)[^\n]*\n(.*?)(?=^#\(|\Z)", re.DOTALL | re.MULTILINE)
 TIMES = re.compile(r"^#\(([^)]*)\)[ \t]*([\d, \t]*)$", re.MULTILINE)
 
@@ -67,32 +69,37 @@ def lines_of(voices: Path, texts: Path) -> Iterator[Line]:
                 yield Line(path, path.parent.name, begin, end, text)
 
 
+def some_of(lines: list[Line], share: float) -> list[Line]:
+    """The same share of the lines of every speaker, drawn at random and the same every time, in their order."""
+    chosen: set[int] = set()
+    for speaker in sorted({line.speaker for line in lines}):
+        mine = [number for number, line in enumerate(lines) if line.speaker == speaker]
+        chosen.update(random.Random(f"{SEED} {speaker}").sample(mine, round(share * len(mine))))
+    return [line for number, line in enumerate(lines) if number in chosen]
+
+
 def pack(features: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Features (T, F) in steps, each as the difference to the frame before, band by band."""
-    steps = np.clip(np.round((features - FLOOR) / STEP), 0, 255).astype(np.uint8)
-    return np.ascontiguousarray(np.diff(steps, axis=0, prepend=np.zeros_like(steps[:1])).T)
+    """Features (T, F) as (F, T / 2): means of two frames in steps, each by how it differs along time and bands."""
+    pairs = features[: len(features) // 2 * 2].reshape(-1, 2, features.shape[1]).mean(axis=1)
+    steps = np.clip(np.round((pairs - FLOOR) / (2 * STEP)), 0, HIGHEST).astype(np.uint8)
+    along = np.diff(steps, axis=0, prepend=np.zeros_like(steps[:1]))
+    return np.ascontiguousarray(np.diff(along, axis=1, prepend=np.zeros_like(along[:, :1])).T)
 
 
 def unpack(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """What `pack` rounded, (T, F): steps above the floor."""
-    return np.cumsum(packed.T, axis=0, dtype=np.uint8)
+    """What `pack` rounded, (T, F), in steps half as large above the floor: between two frames there is their mean."""
+    along = np.cumsum(packed.T, axis=1, dtype=np.uint8)
+    steps = np.cumsum(along, axis=0, dtype=np.uint8)
+    return np.stack([2 * steps, steps + np.concatenate([steps[1:], steps[-1:]])], axis=1).reshape(-1, steps.shape[1])
 
 
 def read_packed(folder: Path) -> tuple[list[dict[str, Any]], list[NDArray[np.uint8]]]:
     """All rows, and the features of each in steps: `FLOOR + STEP * features`."""
     rows: list[dict[str, Any]] = json.loads((folder / "voices.json").read_text(encoding="utf-8"))
-    features: list[NDArray[np.uint8]] = []
-    parts = sorted({row["part"] for row in rows})
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # bz2 lets other threads run
-        contents = list(pool.map(bz2.decompress, [(folder / part).read_bytes() for part in parts]))
-    for part, packed in zip(parts, contents, strict=True):
-        content = np.frombuffer(packed, np.uint8)
-        first = 0
-        for row in (row for row in rows if row["part"] == part):
-            size = row["frames"] * BANDS
-            features.append(unpack(content[first : first + size].reshape(BANDS, -1)))
-            first += size
-    return rows, features
+    content = np.frombuffer(bz2.decompress((folder / "voices.bz2").read_bytes()), np.uint8)
+    sizes = [row["frames"] // 2 * BANDS for row in rows]
+    parts = np.split(content, np.cumsum(sizes)[:-1])
+    return rows, [unpack(part.reshape(BANDS, -1)) for part in parts]
 
 
 def main() -> None:
@@ -103,30 +110,28 @@ def main() -> None:
     parser.add_argument("--voices", type=Path, required=True)
     parser.add_argument("--texts", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--hours", type=float, help="about how many; all unless told")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    mel, rows = LogMel(RATE, BANDS), list[dict[str, Any]]()
-    written, part, compressor = 0, 0, bz2.BZ2Compressor()
-    file = (given.out / "voices-0.bz2").open("wb")
-    for line in lines_of(given.voices, given.texts):
-        wave, rate = soundfile.read(line.path, dtype="float32")
+    lines = list(lines_of(given.voices, given.texts))
+    if given.hours is not None:
+        whole = sum(soundfile.info(path).duration for path in {line.path for line in lines}) / 3600
+        lines = some_of(lines, min(1.0, given.hours / whole))
+    mel, rows, packed = LogMel(RATE, BANDS), list[dict[str, Any]](), list[bytes]()
+    for line in lines:
+        first, last = round(line.begin * RATE), None if line.end is None else round(line.end * RATE)
+        wave, rate = soundfile.read(line.path, dtype="float32", start=first, stop=last)
         assert rate == RATE, f"{line.path}: expected {RATE} Hz, got {rate}"
-        first, last = round(line.begin * rate), None if line.end is None else round(line.end * rate)
-        features = mel(torch.from_numpy(wave[first:last])[None])[0].numpy()
-        if len(features) < 7:
+        if len(wave) < SHORTEST * RATE:
             continue
-        rows.append({"part": f"voices-{part}.bz2", "speaker": line.speaker, "text": line.text, "frames": len(features)})
-        written += file.write(compressor.compress(pack(features).tobytes()))
-        if written > PART:
-            file.write(compressor.flush())
-            file.close()
-            print(f"{len(rows)} lines", flush=True)
-            written, part, compressor = 0, part + 1, bz2.BZ2Compressor()
-            file = (given.out / f"voices-{part}.bz2").open("wb")
-    file.write(compressor.flush())
-    file.close()
+        made = pack(mel(torch.from_numpy(wave)[None])[0].numpy())
+        rows.append({"speaker": line.speaker, "text": line.text, "frames": 2 * made.shape[1]})
+        packed.append(made.tobytes())
+    content = bz2.compress(b"".join(packed))
+    (given.out / "voices.bz2").write_bytes(content)
     (given.out / "voices.json").write_text(json.dumps(rows), encoding="utf-8")
-    print(f"{len(rows)} lines, {sum(row['frames'] for row in rows) / 360_000:.2f} hours")
+    hours = sum(row["frames"] for row in rows) / 360_000
+    print(f"{len(rows)} lines, {hours:.2f} hours, {len(content) / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":

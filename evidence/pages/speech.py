@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ from pages.arms import NONE, Row, Values, by_arm, doubts, held, page, read
 from pages.words import shown, table
 
 ARMS = ("softmax_relative", "softmax", "mala", "linear", "nala", "inline", NONE, "mala_causal")
+LINEAR = ("mala", "linear", "nala", "inline")
+HOUR = 60.0  # minutes
 WER_BAR = 1.0  # points that MALA may be behind softmax with relative positions
 
 
@@ -20,8 +23,7 @@ def speech(found: Path) -> tuple[str, dict[str, Any]]:
     hour = read(found / "speech_hour.json")
     wer = by_arm(cells, ARMS, lambda cell: 100 * cell["wer"])
     cannot = [
-        "The recordings are eleven hours of actors in a game, many of them with processed voices, and the networks "
-        "have eight blocks of 160 channels: no WER here is to be read beside one of LibriSpeech's.",
+        _limits(cells),
         *(doubts(wer, ARMS, lower=True, unit="points") if wer else ["No network was trained yet."]),
         *([] if hour else ["An hour of audio in one piece was not measured yet."]),
     ]
@@ -32,6 +34,18 @@ def speech(found: Path) -> tuple[str, dict[str, Any]]:
     ]
     kept = {"cells": cells, **({"hour": hour} if hour else {})}
     return page("Speech: words that are heard wrong, by mechanism", cannot, parts, commands), kept
+
+
+def _limits(cells: Sequence[Row]) -> str:
+    """What was learnt from by what, and that this is no LibriSpeech."""
+    said = "The recordings are of actors in a game, many of them with processed voices"
+    if cells:
+        shape, (learnt, held_out) = cells[0]["shape"], cells[0]["hours"]
+        said += (
+            f", {learnt:.1f} hours of them to learn from and {held_out:.1f} held out; the networks have "
+            f"{shape['depth']} blocks of {shape['dim']} channels"
+        )
+    return f"{said}: no WER here is to be read beside one of LibriSpeech's."
 
 
 def _table(cells: Sequence[Row], wer: Values) -> str:
@@ -70,7 +84,33 @@ def _bars(cells: Sequence[Row], wer: Values) -> list[str]:
 def _hour(hour: Row) -> str:
     rows = [[row["model"], row["arm"], f"{row['minutes']:g}", *_measured(row)] for row in hour["rows"]]
     about = f"The encoder in one piece, forward alone, {hour['machine']['device']}."
-    return f"{about}\n\n{table(('network', 'attention', 'minutes of audio', 'seconds', 'GiB'), rows)}"
+    head = ("network", "attention", "minutes of audio", "seconds", "GiB")
+    return f"{about}\n\n{table(head, rows)}\n\n{_hour_bar(hour['rows'])}"
+
+
+def _hour_bar(rows: Sequence[Row]) -> str:
+    """Whether an hour fits by every linear mechanism, and what it takes beside SDPA."""
+    whole = [row for row in rows if row["minutes"] == HOUR and row["arm"] in LINEAR]
+    fits = bool(whole) and all("seconds" in row for row in whole)
+    said = f"**Bar: linear mechanisms take an hour in one piece.** It {held(fits)}."
+    for model in dict.fromkeys(row["model"] for row in whole):
+        sdpa = {row["minutes"]: row for row in rows if (row["model"], row["arm"]) == (model, "softmax")}
+        ours = [row for row in rows if row["model"] == model and row["arm"] in LINEAR and "seconds" in row]
+        base = sdpa.get(HOUR, {})
+        times = [base["seconds"] / row["seconds"] for row in ours if row["minutes"] == HOUR and "seconds" in base]
+        if times:
+            memory = [row["gib"] for row in ours if row["minutes"] == HOUR]
+            said += (
+                f" With {model} they are {min(times):.1f} to {max(times):.1f} times as fast as SDPA, with "
+                f"{min(memory):.2f} to {max(memory):.2f} GiB beside its {base['gib']:.2f}."
+            )
+        behind = [
+            f"{row['arm']} at {row['minutes']:g} minutes"
+            for row in ours
+            if row["seconds"] >= sdpa.get(row["minutes"], {}).get("seconds", math.inf)
+        ]
+        said += f" Not faster than SDPA: {', '.join(behind)}." if behind else ""
+    return said
 
 
 def _measured(row: Row) -> list[str]:

@@ -20,6 +20,7 @@ def heard(folder: Path, arm: str, seed: int, wer: float, **more: Any) -> None:
         "wer": wer,
         "cer": wer / 2,
     }
+    told |= {"shape": {"depth": 6, "dim": 192}, "hours": [3.42, 0.41]}
     told |= {"words": 5000, "recordings": 400, **more}
     (folder / "cells" / f"{arm}-{seed}.json").write_text(json.dumps(told))
 
@@ -41,8 +42,28 @@ def test_speech_holds_mala_to_softmax_with_relative_positions(
     (tmp_path / "speech_hour.json").write_text(json.dumps(hour))
     text = written("speech", tmp_path, tmp_path / "page")
     assert said in text
+    assert "3.4 hours of them to learn from and 0.4 held out; the networks have 6 blocks of 192 channels" in text
     assert "999 of 1,000 tokens" in text
     assert "Not measured: softmax, linear, nala, inline, none." in text
     assert "Some arms have 1 seed:" in text
     assert "180 of scores alone" in text
     assert f"{100 * (base + 0.001):.1f} ± 0.1" in text
+
+
+def test_an_hour_is_told_beside_sdpa(written: Callable[..., str], tmp_path: Path):
+    sdpa, ours = random.uniform(0.5, 1.0), random.uniform(0.1, 0.2)
+    rows = [
+        {"model": "m", "arm": arm, "minutes": minutes, "seconds": seconds, "gib": gib}
+        for arm, minutes, seconds, gib in (
+            ("softmax", 60.0, sdpa, 2.0),
+            ("mala", 60.0, ours, 1.5),
+            ("softmax", 1.0, 0.01, 0.1),
+            ("mala", 1.0, 0.02, 0.1),
+        )
+    ]
+    (tmp_path / "speech_hour.json").write_text(json.dumps({"machine": {"device": "X1"}, "rows": rows}))
+    text = written("speech", tmp_path, tmp_path / "page")
+    times = f"{sdpa / ours:.1f}"
+    assert "**Bar: linear mechanisms take an hour in one piece.** It holds." in text
+    assert f"With m they are {times} to {times} times as fast as SDPA, with 1.50 to 1.50 GiB beside its 2.00." in text
+    assert "Not faster than SDPA: mala at 1 minutes." in text

@@ -41,3 +41,17 @@ def test_upscaling_tells_what_takes_more_than_sdpa(written: Callable[..., str], 
     assert "The first holds; the second does not hold: more is taken by nala (layer)." in text
     assert "was not measured at 70,000 tokens" not in text
     assert "**What cannot be concluded.**\n\n- The machine was shared.\n- " in text
+
+
+def test_a_peak_that_is_elsewhere_is_no_less_and_no_more(written: Callable[..., str], tmp_path: Path):
+    sizes = {"softmax, SDPA": 50_000, "mala": 50_001, "linear": 49_000}
+    rows: list[dict[str, Any]] = [
+        {"level": "network", "who": who, "milliseconds": 1.0, "peak_bytes": size} for who, size in sizes.items()
+    ]
+    rows.insert(0, {"level": "network", "who": "softmax, weights kept", "out_of_memory": "of 20 GiB"})
+    memory = {"tokens": 72_900, "heads": 2, "head_dim": 32, "dtype": "torch.bfloat16", "device": "X1", "rows": rows}
+    (tmp_path / "upscale-memory.json").write_text(json.dumps({**memory, "weights_bytes": 100}))
+    text = written("upscaling", tmp_path, tmp_path / "page")
+    assert "| network | softmax, weights kept | does not fit |  |  |" in text
+    assert "| network | mala | 1.0 | 0.000 |  |" in text
+    assert "the second does not hold; as much, to 0.1 %, by mala (network): there the highest point is not in" in text
