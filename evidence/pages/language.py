@@ -8,6 +8,15 @@ from typing import Any
 
 from pages.kinds import Cells, arms_of, compared, limits, origin, speed, spread
 
+RECALL = (
+    "Recall is that of two small layers after few steps, without rotary positions: what is learnt by then, not what "
+    "would fit."
+)
+APART = (
+    "`mamba2` stands for the state space models: Mamba itself scans token by token without its own kernels. It and "
+    "`softmax` have every document in a row of its own, where the others have them packed."
+)
+
 
 def language_page(found: Mapping[str, Any], alone: Mapping[str, Any] | None) -> str:
     """Perplexity, perplexity by position, recall, and speed."""
@@ -15,11 +24,10 @@ def language_page(found: Mapping[str, Any], alone: Mapping[str, Any] | None) -> 
     text, recall = ([one for one in cells if one["kind"] == kind] for kind in ("text", "recall"))
     lines = ["# Language models, small", "", *limits(found)]
     lines += [
-        "One corpus, PubMed's abstracts, a few million tokens seen more than once; about 15M parameters; one recipe "
-        "and one rate, tuned for no arm. A difference in perplexity here says nothing about 340M parameters and 15 "
-        "billion tokens. Recall is that of two small layers after few steps, without rotary positions: what is learnt "
-        "by then, not what would fit. "
-        "`mamba2` stands for the state space models: Mamba itself scans token by token without its own kernels.",
+        f"One corpus, PubMed's abstracts{_seen(text)}; about 15M parameters; one recipe and one rate, tuned for no "
+        "arm. A difference in perplexity here says nothing about 340M parameters and 15 billion tokens."
+        + f" {RECALL}" * bool(recall)
+        + f" {APART}",
         "",
     ]
     if text:
@@ -36,6 +44,15 @@ def language_page(found: Mapping[str, Any], alone: Mapping[str, Any] | None) -> 
             lines.append(f"| {arm} | {' | '.join(parts)} |")
         lines.append("")
     return "\n".join(lines + speed(alone) + origin(found, "language.py"))
+
+
+def _seen(cells: Cells) -> str:
+    """How many tokens a training saw, and of how many."""
+    if not cells or not cells[0].get("data"):
+        return ""
+    recipe, one = cells[0]["recipe"], cells[0]
+    seen = recipe["steps"] * recipe["batch_size"] * one["settings"]["context"]
+    return f", {seen / 1e6:.1f} million tokens seen in training, of {one['data']['train_tokens'] / 1e6:.1f} million"
 
 
 def _positions(cells: Cells) -> list[str]:

@@ -42,6 +42,16 @@ def test_language_is_told_by_arm_with_what_three_seeds_decide(script: Any):
     assert "| softmax | 25.10 | 20.10 |" in page
     assert "| mala | 30.00 ± 7.07 |" in page
     assert "| text | mala | 12.3 | 3.50 |" in page
+    assert "Recall is that of two small layers" in page
+    assert "million tokens" not in page
+
+
+def test_language_is_told_with_how_much_was_read(script: Any):
+    settings, data = {"context": 512}, {"sizes": [9, 1], "train_tokens": 9_900_000}
+    cells = [{**text("mala", 0, 20.0), "settings": settings, "data": data}]
+    page = script("pages.language").language_page({"machine": MACHINE, "parallel": 4, "cells": cells}, None)
+    assert "abstracts, 32.8 million tokens seen in training, of 9.9 million; about 15M" in page
+    assert "Recall" not in page
 
 
 def test_ranges_are_told_by_kind_beside_chance_and_what_was_published(script: Any, tmp_path: Path):
