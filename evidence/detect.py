@@ -3,10 +3,10 @@
     PYTHONPATH=src python evidence/detect.py --data DATA --out detect --minutes 7
     PYTHONPATH=src python evidence/detect.py --data DATA --out detect --part page --page results/detection
 
-trains every cell that is not there yet, several at a time on one GPU, the first seed of all before the second of any,
-and writes `cells/NAME.json` as each is done; when the time is over nothing new is begun, and the same command goes on.
-`--part table` prints what came out, `--part page` writes the page about it. `--steps 2 --limit 2 --only nuclei` is a
-trial. It needs torch, torchvision, timm, accelerate, safetensors and numpy.
+trains every cell that is not there yet, several at a time on one GPU, `mavit_tiny` with every seed, then the first seed
+of all others before the second of any, and writes `cells/NAME.json` as each is done; when the time is over nothing new
+is begun, and the same command goes on. `--part table` prints what came out, `--part page` writes the page about it.
+`--steps 2 --limit 2 --only nuclei` is a trial. It needs torch, torchvision, timm, accelerate, safetensors and numpy.
 
 Nuclei: crops of 256 x 256 at their own scale, so that no batch has padding, Mask R-CNN and Cascade Mask R-CNN, judged
 on whole images of the validation half with at most 400 detections an image. Blood cells: RetinaNet on whole images,
@@ -40,8 +40,9 @@ from affinear.tasks.detect.opening import Reading, open_coco
 from affinear.tasks.detect.precision import Truth, match, summarize
 from pages.detection import written
 from pages.words import percent
-from running.cells import Cell, How, is_worker, serve, work_off
+from running.cells import Cell, is_worker, serve, work_off
 from running.files import keep
+from running.options import how_of
 
 ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "mavit_tiny": ("mavit_tiny", {}),
@@ -321,6 +322,7 @@ def learn(
             losses.append(loss.item())
             if not math.isfinite(losses[-1]):
                 raise RuntimeError(f"the loss is {losses[-1]} after {step + 1} steps")
+            print(f"step {step + 1}, {time.monotonic() - begun:.0f} s, loss {losses[-1]:.3f}", flush=True)
             if not half_at:  # the first steps choose kernels and are not what a step takes
                 half, half_at = time.monotonic(), step + 1
     took = time.monotonic()
@@ -385,14 +387,15 @@ def judge(network: Detector, plan: Plan, judged: Judged, device: torch.device, l
 
 
 def trainings(plans: Sequence[str], seeds: int) -> list[Training]:
-    """All of them, the first seed of every arm before the second of any."""
-    return [
+    """All of them: every seed of the first arm, as it has the bar, then the first of every other before the second."""
+    every = [
         Training(plan, kind, arm, seed)
         for seed in range(seeds)
         for plan in plans
         for arm in PLANS[plan].arms
         for kind in PLANS[plan].kinds
     ]
+    return sorted(every, key=lambda one: 0 if one.arm == PLANS[one.plan].arms[0] else 1 + one.seed)
 
 
 def plans_of(given: argparse.Namespace) -> dict[str, Plan]:
@@ -408,7 +411,7 @@ def train_all(given: argparse.Namespace) -> None:
         prepare(plan, given.data, given.out / f"{name}.pt")
     names = [one.name for one in trainings(list(plans), given.seeds)]
     cells = [Cell.in_files(name, given.out / "cells", (*sys.argv[1:], "--cell")) for name in names]
-    left = work_off(__file__, cells, How(given.parallel, given.minutes, stop=False), lambda one: line(one.read() or {}))
+    left = work_off(__file__, cells, how_of(given, given.out, stop=False), lambda one: line(one.read() or {}))
     if left:
         print(f"{len(left)} cells are left: {', '.join(one.title for one in left)}", flush=True)
 
@@ -468,6 +471,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--parallel", type=int, default=7, help="processes, each of which does cell after cell")
     parser.add_argument("--minutes", type=float, default=7, help="after which nothing new is begun")
+    parser.add_argument("--mps", action="store_true", help="let processes share the GPU through NVIDIA's MPS")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, help="instead of each plan's own; 2 for a trial")
     parser.add_argument("--batch", type=int, help="instead of each plan's own")

@@ -24,14 +24,13 @@ import argparse
 import functools
 import itertools
 import json
-import shutil
 import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import timm
 import torch
@@ -44,20 +43,22 @@ from affinear.bench.timing import synchronize
 from affinear.models.catalogue import count_macs
 from affinear.models.heads import Segmenter
 from affinear.tasks.segment.drawing import map_file
-from affinear.tasks.segment.looking import labels_of
 from affinear.tasks.segment.opening import open_scenes
 from affinear.tasks.segment.pairs import Scenes
-from affinear.tasks.segment.samples import as_bytes
 from affinear.tasks.segment.settings import Segmentation
-from affinear.tasks.segment.work import Normalize, look_of, pixel_loss
-from affinear.train import Recipe, Run, train
+from affinear.tasks.segment.work import pixel_loss
+from affinear.train import Recipe
 from affinear.train.settings import parse_size
 from affinear.train.spelling import parse
-from pages.segmentation import written
+from affinear.train.task import Job
+from pages.segmentation import by_arm, miou, written
 from running.cells import Cell, is_worker, results, serve, work_off
+from running.crops import Kept, kept
 from running.files import keep
 from running.machine import machine
 from running.options import add_options, arms_of, how_of, numbers, without_traceback
+from running.pace import Pace
+from running.scenes import Step, judge, learn, step_seconds_of
 from running.steps import step_seconds
 from running.telling import work_off_and_tell
 
@@ -73,15 +74,22 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "around mala": (LINEAR, {"mechanism": "mala"}),
 }
 USUAL = tuple(ARMS)[:7]
-VARIANTS: dict[str, tuple[str, ...]] = {  # of the small recipe, to be chosen from by validation photos
-    "small": (),
+OWN = {"short_side": 180, "crop": "160x224", "zoom": "0.95,1.5", "batch_size": 8, "memory": True}
+VARIANTS: dict[str, tuple[str, ...]] = {  # to be chosen from by validation photos
+    "as it is": (),
+    "larger": ("short_side=240", "crop=224x288"),
+    "unbalanced": ("balance=0",),
+    "faster": ("lr=2e-3",),
+    "balanced": ("balance=0.8",),
     "slower": ("lr=5e-4",),
-    "wider": ("zoom=0.5,2.0",),
-    "larger": ("short_side=540", "zoom=0.67,1.33"),
 }
 TRIED = "mavit_tiny"  # the arm that they are tried with
-CROP, BATCH, CLASSES = (320, 320), 16, 11  # a crop that photos of 360 x 480 fill at every zoom
+ALONE, BATCH, CLASSES = (352, 480), 16, 11  # whole photos
 SHOWN = ("mavit_tiny", 0)  # the run whose maps are kept
+LATE = 10.0  # seconds after which what should have ended is judged as it is
+JUDGING = 30.0  # seconds that are kept for judging what learns until the time is over
+MOST = 20_000  # steps that it can take
+BESIDE = 15.0  # seconds that a training takes beside its steps
 PHOTOS = 6  # how many of them, evenly among the test photos
 UPERNETS = {"mavit_small_linear": {}, "mavit_small": {}, "swin_small_patch4_window7_224": {}}
 WIDE, WIDE_BATCH, WIDE_CLASSES = (512, 2048), 2, 150
@@ -99,12 +107,14 @@ class Training:
         seed: Of everything random.
         folder: Where its run is.
         changes: Of the recipe.
+        longer: Whether it learns until the time is over, its rate going down with the time.
     """
 
     arm: str
     seed: int
     folder: Path
     changes: tuple[str, ...] = ()
+    longer: bool = False
 
     @property
     def result(self) -> Path:
@@ -118,35 +128,54 @@ def main() -> int:
         return serve(lambda told: cell(arguments().parse_args(told)))
     given = arguments().parse_args()
     given.output.mkdir(parents=True, exist_ok=True)
-    if given.what in ("camvid", "choose"):
+    if given.what in (["camvid"], ["choose"]):
         return trained(given)
-    if given.what == "page":
+    if given.what == ["page"]:
         print(written(given.page or given.output, given.output))
         return 0
-    rows: dict[tuple[str, int | None], dict[str, Any]] = {}
-    for row in {"alone": alone, "upernet": upernet, "growth": growth}[given.what](given):
-        rows[row["name"], row.get("side")] = row  # of more turns than before, where it was there
-        keep(given.output / f"{given.what}.json", {"machine": machine(), "rows": list(rows.values())})
+    for what in given.what:
+        if what not in MEASURED:
+            raise ValueError(f"what: expected {what} by itself, got {', '.join(given.what)}; call it alone")
+        rows: dict[tuple[str, int | None], dict[str, Any]] = {}
+        for row in MEASURED[what](given):
+            rows[row["name"], row.get("side")] = row  # of more turns than before, where it was there
+            keep(given.output / f"{what}.json", {"machine": machine(), "rows": list(rows.values())})
     return 0
 
 
 def trainings(given: argparse.Namespace) -> dict[str, Training]:
-    """All of them by name, the first seed of every arm before the second of any; or the variants."""
-    if given.what == "choose":
+    """All of them by name, or the variants.
+
+    The first seed of every arm comes before the others of the one with the bar, and those before the rest; what is to
+    learn longer begins first.
+    """
+    if given.what == ["choose"]:
         return {name: Training(TRIED, 0, given.output / "choose" / name, VARIANTS[name]) for name in VARIANTS}
-    arms = arms_of(given.arms, USUAL, ARMS)
+    arms, folder = arms_of(given.arms, USUAL, ARMS), given.output / "camvid"
     file = given.output / "chosen.json"
     chosen = tuple(json.loads(file.read_text())["set"]) if file.is_file() else ()
-    named = [(f"{arm.replace(' ', '_')}-{seed}", arm, seed) for seed in numbers(given.seeds) for arm in arms]
-    return {name: Training(arm, seed, given.output / "camvid" / name, chosen) for name, arm, seed in named}
+    seeds = numbers(given.seeds)
+    pairs = sorted(
+        ((arm, seed) for seed in seeds for arm in arms), key=lambda one: (one[1] != seeds[0]) * (1 + (one[0] != TRIED))
+    )
+    found = {
+        _name(arm, "longer"): Training(arm, seeds[0], folder / _name(arm, "longer"), chosen, longer=True)
+        for arm in arms_of(given.longer, (), ARMS)
+    }
+    return found | {_name(arm, seed): Training(arm, seed, folder / _name(arm, seed), chosen) for arm, seed in pairs}
+
+
+def _name(arm: str, which: str | int) -> str:
+    return f"{arm.replace(' ', '_')}-{which}"
 
 
 def trained(given: argparse.Namespace) -> int:
     """Train what is left, and tell what came out so far."""
-    every = trainings(given)
-    cells = [Cell.in_files(name, one.folder.parent, (*sys.argv[1:], "--cell")) for name, one in every.items()]
+    every, until = trainings(given), time.time() + 60 * given.minutes - JUDGING
+    told = (*sys.argv[1:], "--until", f"{until}", "--cell")
+    cells = [Cell.in_files(name, one.folder.parent, told) for name, one in every.items()]
     how = how_of(given, given.output)
-    if given.what == "camvid":
+    if given.what == ["camvid"]:
         return work_off_and_tell(__file__, cells, how, lambda: tell(cells, given), line)
     left = work_off(__file__, cells, how, lambda one: line(one.read() or {}))
     choose(every, given.output)
@@ -166,52 +195,66 @@ def choose(every: Mapping[str, Training], output: Path) -> None:
 
 def cell(given: argparse.Namespace) -> None:
     """Train one arm with one seed, judge it, and write what came out."""
-    one = trainings(given)[given.cell]
-    model, args = ARMS[one.arm]
-    split = "validation" if given.what == "choose" else "test"
-    changes: dict[str, Any] = {
-        "steps": given.steps,
-        "eval_steps": given.steps,
-        "save_every": 0,  # what is stopped saves itself
-        "seed": one.seed,
-        "workers": given.workers,
-        "batch_size": BATCH,
-        "crop": CROP,
-        "test_split": split,
-        "test_batch": 16,
-        "memory": True,
-        "compile": False,
-        "log_every": 100,
-    }
-    changes |= parse([*one.changes, *(given.set or [])], Recipe, tasks.find("segment").settings)
-    setup = tasks.recipe_for("segment", model, "small", **changes)
-    data = opened(given.data, split)
-    began = time.monotonic()
-    result = train(Run(model, given.data, one.folder, setup, args), data=data)
-    last, trained_in = result.records[-1], time.monotonic() - began
-    score = tasks.evaluate(result.weights, data)
-    if (one.arm, one.seed) == SHOWN and given.what == "camvid":
-        show(result.weights, data, one.folder.with_name("maps"))
+    one, began = trainings(given)[given.cell], time.monotonic()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    split = "validation" if given.what == ["choose"] else "test"
+    data, task = opened(given.data, split), tasks.find("segment")
+    job = task.settle(job_of(one, given, MOST if one.longer else given.steps), data)
+    some = learned_from(given.data, split, job.settings, device)
+    if given.fit and not one.longer:
+        pace = Pace(
+            given.output / "pace", given.parallel - bool(given.longer), given.fit, given.until, BESIDE, margin=0.7
+        )
+        steps = pace.steps(given.cell, MOST, lambda: step_seconds_of(made(task, job, device), job, some, device))
+        job = task.settle(job_of(one, given, steps), data)
+    network = made(task, job, device)
+    pace = learn(Step(network, job, some, device), said, given.until + (0 if one.longer else LATE), one.longer)
+    score, maps = judge(network, job, data, device)
+    if (one.arm, one.seed) == SHOWN and given.what == ["camvid"]:  # the longer one ends last, and is shown
+        show(maps, data, one.folder.with_name("maps"))
     found = {
         "arm": one.arm,
         "seed": one.seed,
-        "last": last.test,
-        "averaged": last.averaged,
+        "longer": one.longer,
+        "score": score.numbers,
         "classes": {part.name: part.numbers["miou"] for part in score.parts},
         "photos": score.count,
-        "parameters": result.parameters,
-        "images_per_second": result.per_second,
-        "peak_memory": result.peak_memory,
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "pace": asdict(pace),
         "seconds": time.monotonic() - began,
-        "train_seconds": trained_in,
-        "steps": given.steps,
         "split": split,
         "changes": one.changes,
-        "recipe": setup.recipe.as_dict(),
-        "settings": setup.settings.as_dict(),
+        "planned": job.recipe.steps,
+        "recipe": job.recipe.as_dict(),
+        "settings": job.settings.as_dict(),
     }
     keep(one.result, found)
-    shutil.rmtree(one.folder)  # hundreds of megabytes that nobody needs any more
+
+
+def made(task: Any, job: Job[Segmentation], device: torch.device) -> nn.Module:
+    """The network of a job, its weights by the job's seed."""
+    torch.manual_seed(job.recipe.seed)
+    return task.network(job).to(device, memory_format=torch.channels_last)
+
+
+def said(text: str) -> None:
+    """A line in the log of a cell."""
+    print(text, flush=True)
+
+
+def job_of(one: Training, given: argparse.Namespace, steps: int) -> Job[Segmentation]:
+    """What a training does: the small recipe with this experiment's sizes, and what is asked for beside."""
+    model, args = ARMS[one.arm]
+    own = [*(f"{name}={value}" for name, value in OWN.items()), *one.changes, *(given.set or [])]
+    changes = parse(own, Recipe, tasks.find("segment").settings)
+    setup = tasks.recipe_for("segment", model, "small", **{**changes, "steps": steps, "seed": one.seed})
+    return Job(model, args, setup.recipe, cast(Segmentation, setup.settings))
+
+
+@functools.cache
+def learned_from(folder: str, split: str, settings: Segmentation, device: torch.device) -> Kept:
+    """The photos of the training half on the device, once for all runs of a process."""
+    return kept(opened(folder, split).train, settings, device)
 
 
 @functools.cache
@@ -220,33 +263,20 @@ def opened(folder: str, split: str) -> Scenes:
     return open_scenes(folder, zero_is_class=False, test_split=split, memory=True)
 
 
-def show(weights: Path, data: Scenes, folder: Path) -> None:
-    """Write the maps of some test photos that a run found, in the data set's own numbers, each beside its name."""
-    trained = tasks.load_trained(weights)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    settings: Segmentation = trained.job.settings
-    normalize, network = Normalize(settings, device), trained.network.to(device).eval()
+def show(maps: Sequence[Tensor], data: Scenes, folder: Path) -> None:
+    """Write some of the maps that a run found, in the data set's own numbers, each beside its photo's name."""
     folder.mkdir(parents=True, exist_ok=True)
-    for number in range(0, len(data.test), max(1, len(data.test) // PHOTOS)):
-        photo, truth = data.test[number]
-        with torch.no_grad():
-            images = normalize(as_bytes(photo, settings.short_side, settings.long_side).to(device))[None]
-            found = labels_of(network, images, look_of(settings), (truth.shape[0], truth.shape[1]))[0]
+    for number in range(0, len(maps), max(1, len(maps) // PHOTOS)):
         name = Path(data.test.path(number)).stem
-        (folder / f"{name}.png").write_bytes(map_file(found.short().cpu().numpy(), data.test.numbers))
+        (folder / f"{name}.png").write_bytes(map_file(maps[number].short().numpy(), data.test.numbers))
 
 
 def line(found: Mapping[str, Any]) -> str:
     """A run that is done in a line."""
     return (
-        f"mIoU {miou(found):.1%}, {found['seconds']:.0f} s in all, "
-        f"{found['train_seconds']:.0f} s of training, {found['images_per_second']:.0f} images/s"
+        f"mIoU {miou(found):.1%}, {found['seconds']:.0f} s in all, {found['pace']['seconds']:.0f} s of training, "
+        f"{found['pace']['images_per_second']:.0f} images/s {found['pace']['why']}"
     )
-
-
-def miou(found: Mapping[str, Any]) -> float:
-    """What counts: the averaged weights after the last step; nobody chose among evaluations."""
-    return (found["averaged"] or found["last"])["miou"]
 
 
 def tell(cells: Sequence[Cell], given: argparse.Namespace) -> str:
@@ -257,15 +287,14 @@ def tell(cells: Sequence[Cell], given: argparse.Namespace) -> str:
     keep(given.output / "camvid.json", {"machine": machine(), **about, "cells": done})
     lines = ["| arm | seeds | mIoU, mean | lowest to highest | aAcc | parameters | images/s, shared | GB |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
-    for arm in dict.fromkeys(found["arm"] for found in done):
-        mine = [found for found in done if found["arm"] == arm]
+    for arm, mine in by_arm(done).items():
         values = [miou(found) for found in mine]
-        right = statistics.mean((found["averaged"] or found["last"])["aacc"] for found in mine)
+        right = statistics.mean(found["score"]["aacc"] for found in mine)
         lines.append(
             f"| {arm} | {len(mine)} | {statistics.mean(values):.1%} | {min(values):.1%} to {max(values):.1%} "
             f"| {right:.1%} | {mine[0]['parameters'] / 1e6:.1f}M "
-            f"| {statistics.median(f['images_per_second'] for f in mine):.0f} "
-            f"| {max(f['peak_memory'] for f in mine) / 2**30:.1f} |"
+            f"| {statistics.median(f['pace']['images_per_second'] for f in mine):.0f} "
+            f"| {max(f['pace']['peak'] for f in mine) / 2**30:.1f} |"
         )
     return "\n".join(lines)
 
@@ -274,7 +303,7 @@ def alone(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Each arm by itself: a training step of the size that `camvid` has."""
     chosen = {arm: ARMS[arm] for arm in USUAL}
     networks = {arm: (model, "semantic_fpn", args) for arm, (model, args) in chosen.items()}
-    return measured(given, networks, given.size or CROP, given.batch or BATCH, CLASSES)
+    return measured(given, networks, given.size or ALONE, given.batch or BATCH, CLASSES)
 
 
 def upernet(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -402,17 +431,23 @@ def stepping(
         yield step_seconds(loss, optimizer, device)
 
 
+MEASURED = {"alone": alone, "upernet": upernet, "growth": growth}
+
+
 def arguments() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=PARTS, help="which part")
+    parser.add_argument("what", nargs="+", choices=PARTS, help="which part; of alone, upernet and growth several")
     parser.add_argument("--page", type=Path, help="page: folder of README.md and its JSON")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
+    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--fit", type=int, help="camvid: instead of --steps, as many as end in time in so many rounds")
+    parser.add_argument("--longer", help="camvid: arms that are trained once more, until the time is over")
     parser.add_argument("--data", default="camvid", help="CamVid's folder, with images/ and annotations/")
     parser.add_argument("--output", required=True, type=Path, help="folder for runs and JSON")
     parser.add_argument("--arms", help="some of the arms, with commas")
     add_options(parser, parallel=6, workers=1, minutes=60.0)
-    parser.add_argument("--steps", default=2000, type=int, help="training steps of each cell")
+    parser.add_argument("--steps", default=1000, type=int, help="training steps of each cell")
     parser.add_argument(
         "--size", type=parse_size, help="alone, upernet: another height and width, such as 64x64; growth: the largest"
     )

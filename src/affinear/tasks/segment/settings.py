@@ -32,6 +32,8 @@ class Segmentation(Settings):
         one_class: Largest share of one class in a training crop.
         flip: Probability that a training photo is mirrored.
         photometric: Whether light and colours of training photos vary.
+        balance: How much more pixels of rare classes count in training: by their class's share of all training pixels
+            to the power of minus this. 0 for all alike, 1 for classes that count alike.
         mean: What is taken off each channel, where white is 1.
         std: What each channel is divided by then.
         look: How a photo is judged: "whole", or "slide" through windows.
@@ -60,6 +62,7 @@ class Segmentation(Settings):
     one_class: float = 0.75
     flip: float = 0.5
     photometric: bool = True
+    balance: float = 0.0
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     look: str = "whole"
@@ -86,6 +89,7 @@ class Segmentation(Settings):
         "one_class": settings.share(),
         "flip": settings.share(),
         "photometric": settings.truth(),
+        "balance": settings.share(),
         "mean": settings.numbers(3, True),
         "std": settings.numbers(3, True, above=0),
         "look": settings.one_of(LOOKS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -15,6 +16,7 @@ from ...models.heads.parts import enlarge
 from ...train.loading import in_order, shuffled_by
 from ...train.page import Section
 from ...train.task import Job, Score, Work
+from .balance import class_counts, class_weights
 from .looking import Look, labels_of
 from .metric import confusion, score_of, showing
 from .pairs import UNLABELLED, Scenes
@@ -63,6 +65,12 @@ class SegmentWork(Work[Scenes, Segmentation]):
         photos = cast(Photos, batch)
         return photos._replace(images=[self.normalize(image) for image in photos.images])
 
+    @cached_property
+    def class_weights(self) -> Tensor | None:
+        """How much a pixel of each class counts; None where all count alike."""
+        power, classes = self.job.settings.balance, len(self.data.classes)
+        return class_weights(class_counts(self.data.train, classes), power).to(self.device) if power else None
+
     def loss(self, network: nn.Module, batch: Any) -> Tensor:
         """The cross entropy of every labelled pixel, at the crop's own size; the helper's counts less."""
         crops = cast(Crops, batch)
@@ -70,7 +78,10 @@ class SegmentWork(Work[Scenes, Segmentation]):
         labels = crops.labels.long()
         logits: list[Tensor] = network(crops.images, sizes)
         weights = (1.0, self.job.settings.helper_weight)
-        losses = [weight * pixel_loss(found, labels) for weight, found in zip(weights, logits, strict=False)]
+        losses = [
+            weight * pixel_loss(found, labels, self.class_weights)
+            for weight, found in zip(weights, logits, strict=False)
+        ]
         return losses[0] if len(losses) == 1 else losses[0] + losses[1]
 
     def score(self, network: nn.Module, batches: Iterable[Any], accelerator: Accelerator) -> Score:
@@ -123,11 +134,18 @@ class Normalize:
         return images.float().sub_(self.shift).div_(self.spread) if images.dtype == torch.uint8 else images
 
 
-def pixel_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean cross entropy of labelled pixels (B, H, W); nothing, with a gradient of nothing, where there is none."""
+def pixel_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The mean cross entropy of labelled pixels (B, H, W); nothing, with a gradient of nothing, where there is none.
+
+    Args:
+        logits: (B, classes, h, w), brought to the labels' size.
+        labels: Classes, `UNLABELLED` for none.
+        weights: What a pixel of each class counts (classes,), 1 for the mean pixel; None for all alike.
+    """
     logits = enlarge(logits, (labels.shape[1], labels.shape[2])).permute(0, 2, 3, 1)
     # As a list of pixels: torch's loss of pictures would first copy logits whose channels come last in memory.
-    total = F.cross_entropy(logits.flatten(0, 2).float(), labels.flatten(), ignore_index=UNLABELLED, reduction="sum")
+    pixels = logits.flatten(0, 2).float()
+    total = F.cross_entropy(pixels, labels.flatten(), weights, ignore_index=UNLABELLED, reduction="sum")
     return total / (labels != UNLABELLED).sum().clamp(min=1)
 
 
