@@ -6,24 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from affinear.tasks.segment.opening import open_scenes
 
-
-def folder(root: Path, size: tuple[int, int], count: int) -> Path:
-    random = np.random.default_rng()
-    for half in ("training", "test"):
-        for kind in ("images", "annotations"):
-            (root / kind / half).mkdir(parents=True)
-        for number in range(count):
-            tones = random.integers(256, size=(3, 4, 3), dtype=np.uint8)
-            photo = Image.fromarray(tones).resize((size[1], size[0]), Image.Resampling.BICUBIC)
-            photo.save(root / "images" / half / f"{number}.png")
-            map_ = random.integers(4, size=size, dtype=np.uint8)
-            Image.fromarray(map_).save(root / "annotations" / half / f"{number}.png")
-    (root / "classes.txt").write_text("sky\nroad\ncar\n")
-    return root
+from ..scenes import folder
 
 
 def test_what_is_unpacked_opens_as_what_was_packed(script: Any, tmp_path: Path) -> None:
