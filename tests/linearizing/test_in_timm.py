@@ -135,6 +135,19 @@ def test_windows_of_maxvit_are_swapped():
         assert student(torch.randn(1, 3, 224, 224)).shape == (1, 7)
 
 
+def test_coatnet_attends_over_maps_and_keeps_its_bias():
+    sizes = {"depths": (1, 1, 1, 1), "embed_dim": (16, 32, 32, 64), "stem_width": (8, 16), "img_size": 64}
+    teacher = timm.create_model("coatnet_0_rw_224", num_classes=7, **sizes).eval()
+    images = torch.randn(2, 3, 64, 64)
+    student, report = affinear.linearize(without_bias(teacher), "linear")
+    assert [layer.was for layer in report.swapped] == ["Attention2d"] * 2
+    assert all("kept as attention by position alone" in layer.remark for layer in report.swapped)
+    student(images).square().sum().backward()
+    assert not [key for key, tensor in student.named_parameters() if tensor.grad is None]
+    with torch.no_grad():
+        assert distance(exact(student)(images), teacher(images)) < 1e-5
+
+
 def test_only_the_layers_that_are_named_are_swapped():
     teacher, _ = vision("vit_tiny_patch16_224")
     for layers in ([1], [-1], ["blocks.1.*"], "blocks.1.attn"):

@@ -49,6 +49,6 @@ def memory_layer(cache: Any, index: int) -> MemoryLayer:
 
 def to_device(memory: Memory, device: torch.device) -> Memory:
     """The memory where the layer computes."""
-    if memory.state is None or memory.state.device == device:
-        return memory
-    return memory.map(lambda x: x.to(device))
+    places: set[torch.device] = set()
+    memory.map(lambda x: places.add(x.device) or x)
+    return memory if places <= {device} else memory.map(lambda x: x.to(device))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import affinear
+from affinear import tasks
 from affinear.tasks.distil.settings import SwapSettings
 
 
@@ -19,6 +20,19 @@ def test_a_mechanism_that_was_registered_later_can_be_taught():
     rule = affinear.Mechanism("squared", torch.square, torch.square, torch.ones_like, nonnegative=True, paper="none")
     affinear.register(rule)
     assert spelled("squared").choices().mechanism == "squared"
+
+
+@pytest.mark.parametrize("task", ["distil", "distil_language", "distil_speech"])
+def test_all_that_distil_have_two_stages_and_nothing_to_compare(task: str):
+    found = tasks.find(task)
+    assert [*found.recipes] == ["layers", "whole"]
+    assert found.preset("any", None) == found.recipes["whole"]
+    with pytest.raises(ValueError, match="layers, whole"):
+        found.preset("any", "finetune")
+    assert found.variants("any") == {"own": {}}
+    assert found.variant("any", "own") == {}
+    with pytest.raises(ValueError, match="variant: expected 'own', as the mechanism is a setting here, got 'mala'"):
+        found.variant("any", "mala")
 
 
 def test_a_window_alone_is_spelled_none():
