@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,11 +12,14 @@ import typer
 from .common import TRAINING, changes_of, listen, require, sentence, stop, told_in_a_sentence
 from .plugins import Plugins, load_plugins
 
+NOTHING = "(nothing)"  # came of a stream
+
 
 def predict(
     weights: Annotated[Path, typer.Option(help="Folder of a run, or a file of weights.")],
     sources: Annotated[
-        list[str] | None, typer.Argument(help="Files or folders of images, or whatever the task answers.")
+        list[str] | None,
+        typer.Argument(help="Files or folders of images, of recordings, or whatever the task answers."),
     ] = None,
     task: Annotated[str | None, typer.Option(help="The task, for weights that do not tell; else classify.")] = None,
     model: Annotated[str | None, typer.Option(help="The network, for weights that do not tell.")] = None,
@@ -60,8 +64,8 @@ def predict(
         trained.network.to(device())
         given = [*(setting or []), *([] if top is None else [f"top={top}"])]
         options = trained.task.options().changed(**spelling.parse(given, trained.task.options))
-        found_in = list if trained.task.prompted else _files_of
-        asked = [*found_in(sources or []), *(classes or [])]
+        named = sources or []
+        asked = [*(named if trained.task.prompted else _files_of(named, trained.task.endings)), *(classes or [])]
         if not asked:
             raise ValueError("sources: expected something to answer: files, folders, or --class for a generator")
         listen()
@@ -92,9 +96,12 @@ def _follow(trained: Any, source: str, options: Any) -> bool:
     """Print what comes, as it comes, or why nothing does; whether it came to its end."""
     words = trained.task.follow(trained, source, options)
     print(f"{source}:", end="", flush=True)
+    silent = True
     try:
         for word in words:
             print(f"{trained.task.between}{word}", end="", flush=True)
+            silent = False
+        print(f"{trained.task.between}{NOTHING}" if silent else "", end="")
     except (ValueError, OSError) as error:
         print(f" {sentence(error).removeprefix(f'{source}: ')}", end="")
         return False
@@ -103,14 +110,20 @@ def _follow(trained: Any, source: str, options: Any) -> bool:
     return True
 
 
-def _files_of(sources: list[str]) -> list[str]:
-    """The sources, with all images of a folder in its place; a folder without any stays, so that it is told."""
-    from affinear.tasks.images.finding import image_files
+def _files_of(sources: list[str], endings: Collection[str]) -> list[str]:
+    """The sources, with all files of a folder in its place; a folder without any stays, so that it is told.
+
+    Args:
+        sources: Files and folders.
+        endings: Of the files that are meant; none for images.
+    """
+    from affinear.tasks.images.finding import files_ending
+    from affinear.tasks.images.reading import suffixes
 
     found: list[str] = []
     for source in sources:
-        images = sorted(file.path for file in image_files(Path(source))) if Path(source).is_dir() else []
-        found += images or [source]
+        files = files_ending(Path(source), endings or suffixes()) if Path(source).is_dir() else []
+        found += sorted(file.path for file in files) or [source]
     return found
 
 

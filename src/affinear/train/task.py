@@ -317,6 +317,8 @@ class Task(ABC, Generic[D, S]):
         settings: The class of the task's own settings.
         options: The class of what `affinear predict` can be told.
         prompted: Whether it is asked by texts themselves, which are neither files nor folders.
+        endings: Of the names of files that it is asked about where a folder is named, in small letters; none for those
+            of images.
         between: What stands between two pieces of what `follow` gives.
         pace: What a comparison tells the speed in: the task's units per second, or milliseconds of a step.
         fits_few: Whether a recipe may be made to fit where samples do not fill its batch; the samples that a task
@@ -336,6 +338,7 @@ class Task(ABC, Generic[D, S]):
     settings: type[S]
     options: ClassVar[type[Settings]] = Settings
     prompted: ClassVar[bool] = False
+    endings: ClassVar[tuple[str, ...]] = ()
     between: ClassVar[str] = " "
     pace: ClassVar[Literal["units", "steps"]] = "units"
     fits_few: ClassVar[bool] = False

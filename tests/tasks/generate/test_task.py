@@ -106,7 +106,10 @@ def test_other_samplers_guidance_and_sizes_are_options(result: Result):
     assert next(TASK.predict(trained, ["any"], options)).content["size"] == [4, 12]
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"sampler": "ddim"}, "sampler: expected euler or heun for flow"),
-        ({"picture_size": (1, 1)}, "multiples of the patch, 2, got 1 x 1"),
+        (
+            {"picture_size": (1, 1)},
+            "picture_size: expected pictures whose sides are multiples of the patch, 2, got 1 x 1",
+        ),
         ({"decoder": "somewhere"}, "decoder: expected none, as the network makes pictures"),
     ]
     for changes, said in wrong:

@@ -297,6 +297,20 @@ def test_a_recording_that_cannot_be_read_does_not_end_the_stream_of_others(
         assert f"{option[0]}: --stream prints words as they come" in refused.stderr
 
 
+def test_a_folder_is_asked_about_recording_by_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    trained = trained_on(voices(tmp_path), causal=True)
+    monkeypatch.setattr(tasks, "load_trained", lambda *given, **named: trained)  # pyright: ignore
+    torch.nn.init.constant_(trained.network.head.bias, 0)  # pyright: ignore
+    torch.nn.init.constant_(trained.network.head.weight, 0)  # pyright: ignore
+    (folder := tmp_path / "talks" / "more").mkdir(parents=True)
+    paths = [write(folder.parent / "b.wav", np.zeros(RATE)), write(folder / "a.WAV", np.zeros(1))]
+    (folder / "notes.txt").write_text("no recording")
+    for more in ([], ["--stream"]):
+        told = CliRunner().invoke(build_app(), ["predict", *more, "--weights", "any", str(folder.parent)])
+        assert told.exit_code == 0, told.output
+        assert told.stdout.splitlines() == [f"{path}: (nothing)" for path in paths]
+
+
 def test_words_are_whole_when_the_next_begins():
     class Fixed:
         def __init__(self) -> None:

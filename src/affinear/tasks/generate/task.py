@@ -257,7 +257,7 @@ def _shape(trained: Trained[Pictures, Generation], options: Drawing) -> tuple[in
     size = options.picture_size or trained.job.settings.image_size
     assert size is not None
     assert isinstance(trained.network, DiT)
-    _check_size(size, trained.network.patch_size, "pictures")
+    _check_size(size, trained.network.patch_size, "pictures", "picture_size")
     return trained.job.facts["channels"], *size
 
 
@@ -283,10 +283,10 @@ def _decoder(folder: str | None, job: Job[Generation]) -> Callable[[Tensor], Ten
     return decode
 
 
-def _check_size(size: tuple[int, int], patch: int, what: str) -> None:
+def _check_size(size: tuple[int, int], patch: int, what: str, setting: str = "image_size") -> None:
     if any(side % patch for side in size):
         raise ValueError(
-            f"image_size: expected {what} whose sides are multiples of the patch, {patch}, got {size[0]} x {size[1]}"
+            f"{setting}: expected {what} whose sides are multiples of the patch, {patch}, got {size[0]} x {size[1]}"
         )
 
 

@@ -1,9 +1,9 @@
-"""The image files of a folder: regular files, each real one once, however links lead to them."""
+"""The image files of a folder, or those of other kinds: regular files, each real one once, however links lead there."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ Identity = tuple[int, int]  # device and number of a file, the same by whatever 
 
 @dataclass(frozen=True)
 class Found:
-    """An image file.
+    """A file.
 
     Attributes:
         path: By which it was found.
@@ -26,20 +26,26 @@ class Found:
 
 
 def image_files(folder: Path, *, every_name: bool = False) -> list[Found]:
-    """All image files under a folder, however deep, in no order; hidden ones do not count.
+    """All image files under a folder: see `files_ending`."""
+    return files_ending(folder, suffixes(), every_name=every_name)
+
+
+def files_ending(folder: Path, endings: Collection[str], *, every_name: bool = False) -> list[Found]:
+    """All files of some kinds under a folder, however deep, in no order; hidden ones do not count.
 
     Links to files and folders are followed. A pipe, a socket or a device is no file, and a folder that several links
     lead to is looked into once.
 
     Args:
         folder: Where to look.
+        endings: Of the names of these kinds, in small letters.
         every_name: Whether a file that has several names is found by each of them, and not by the first alone.
 
     Raises:
         ValueError: If a link leads back to a folder that it is in; both are named.
     """
     every: list[Found] = []
-    _walk(str(folder), (), set(), every)
+    _walk(str(folder), (), set(), frozenset(endings), every)
     if every_name:
         return every
     first: dict[Identity, Found] = {}
@@ -48,7 +54,13 @@ def image_files(folder: Path, *, every_name: bool = False) -> list[Found]:
     return list(first.values())
 
 
-def _walk(folder: str, above: tuple[tuple[Identity, str], ...], seen: set[Identity], found: list[Found]) -> None:
+def _walk(
+    folder: str,
+    above: tuple[tuple[Identity, str], ...],
+    seen: set[Identity],
+    endings: frozenset[str],
+    found: list[Found],
+) -> None:
     here = _identity(folder)
     loop = next((path for identity, path in above if identity == here), None)
     if loop is not None:
@@ -58,8 +70,8 @@ def _walk(folder: str, above: tuple[tuple[Identity, str], ...], seen: set[Identi
     seen.add(here)
     for entry in _entries(folder):
         if _is(entry.is_dir, entry.path):
-            _walk(entry.path, (*above, (here, folder)), seen, found)
-        elif _is(entry.is_file, entry.path) and os.path.splitext(entry.name)[1].lower() in suffixes():
+            _walk(entry.path, (*above, (here, folder)), seen, endings, found)
+        elif _is(entry.is_file, entry.path) and os.path.splitext(entry.name)[1].lower() in endings:
             identity = _identity(entry.path) if entry.is_symlink() else (here[0], entry.inode())
             if identity is not None:
                 found.append(Found(entry.path, identity))

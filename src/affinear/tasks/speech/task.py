@@ -17,7 +17,7 @@ from ...models import making
 from ...models.speech import Conformer, LogMel
 from ...train.task import Answer, Job, Measure, Setup, Task, Trained
 from ..fewer import fewer
-from .audio import CorruptAudio, follow_audio, read_audio
+from .audio import SUFFIXES, CorruptAudio, follow_audio, read_audio
 from .decoding import Beam, beam_search
 from .hearing import LEAST, Ear
 from .listening import Listener, words_of
@@ -43,6 +43,7 @@ class Speech(Task[Voices, Hearing]):
     about: ClassVar[str] = "what is said in a recording"
     unit: ClassVar[str] = "seconds of audio"
     samples: ClassVar[str] = "recordings"
+    endings: ClassVar[tuple[str, ...]] = SUFFIXES
     fits_few: ClassVar[bool] = True
     parts: ClassVar[str] = "speakers"
     metric: ClassVar[Measure] = Measure("wer", "WER", higher_is_better=False)
