@@ -38,16 +38,15 @@ class Worker:
 
     def hear(self, until: float) -> dict[str, Any] | None:
         """What it says next; None where it has ended, or says nothing until then."""
-        while (left := until - time.monotonic()) > 0:
-            try:
-                line = self.said.get(timeout=left)
+        while True:
+            try:  # what was said in time is heard, however late it is now
+                line = self.said.get(timeout=max(until - time.monotonic(), 0))
             except queue.Empty:
                 return None
             if line is None:
                 return None
             if line.startswith("{"):
                 return json.loads(line)
-        return None
 
     def tell(self, word: str) -> None:
         """One word."""
