@@ -24,6 +24,7 @@ import argparse
 import dataclasses
 import json
 import math
+import re
 import statistics
 import sys
 import time
@@ -62,6 +63,7 @@ ARMS = ("softmax", "mala", "linear", "none", "mala_released", "nala", "inline")
 SHAPE, CLASSES = (3, 32, 32), 10
 PROBED = 30  # steps of a probe
 MOST_STEPS = 50_000  # however much time there is
+LOSS = re.compile(r"^\d+ s: step (\d+), loss ([\d.]+)$", re.MULTILINE)
 
 
 class Lines(Progress):
@@ -225,6 +227,7 @@ def tell(cells: Sequence[Cell], given: argparse.Namespace) -> str:
     """Write all that is done as JSON and as pictures, and give it as a table."""
     done = results(cells)
     about = {"machine": machine(), "parallel": given.parallel, "features": given.features, "cells": done}
+    about |= {"losses": [found for one in cells if (found := losses_of(one.log))]}
     keep(given.output / ("probe.json" if given.probe else "generate.json"), about)
     pictures([one.result.parent for one in cells if one.is_done], given.output / "samples.png")
     name = "FID" if given.features == "inception" else "distance over random features"
@@ -241,6 +244,15 @@ def tell(cells: Sequence[Cell], given: argparse.Namespace) -> str:
             f"| {mine[0]['parameters'] / 1e6:.1f}M | {statistics.median(f['images_per_second'] for f in mine):.0f} |"
         )
     return "\n".join(lines)
+
+
+def losses_of(log: Path) -> dict[str, Any] | None:
+    """What a cell's log says of its loss, whether it came to its end or not; None if it says nothing."""
+    found = LOSS.findall(log.read_text(errors="replace")) if log.is_file() else []
+    arm, _, seed = log.stem.rpartition("-")
+    if not found:
+        return None
+    return {"arm": arm, "seed": int(seed), "at": [int(at) for at, _ in found], "loss": [float(x) for _, x in found]}
 
 
 def pictures(folders: Sequence[Path], path: Path) -> None:

@@ -7,7 +7,8 @@ on what `evidence/packing/pack_voices.py` packed: lines of 22 characters of a ga
 writes `cells/NAME.json` when it is done; when the time is over a cell keeps where it is in `state/`, nothing new is
 begun, and the same command goes on. How many steps there are is found out in the beginning, from how fast the slowest
 cell is among all of them, so that all end in time; the number is in `state/steps.json` and in every cell, and `--steps`
-sets it for a later call on another machine. `--probe` times a few steps of each, `--part table` prints what came out.
+sets it for a later call on another machine. `--probe` times a few steps of each, `--part table` prints what came out,
+`--part stream` trains nothing: it holds streams of networks with fresh weights to the whole, over held-out speakers.
 It needs torch, timm, accelerate and numpy.
 
 All arms have the same convolutions, norms, feed-forwards and recipe; rotary positions but for `softmax_relative`, which
@@ -50,6 +51,7 @@ from packing.pack_voices import BANDS, FLOOR, RATE, STEP, read_packed
 from pages.words import percent
 from running.cells import Cell, is_worker, serve, work_off
 from running.files import keep
+from running.machine import machine
 from running.options import how_of
 from running.pace import Pace, timed
 
@@ -66,6 +68,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "mala_causal": {"mechanism": "mala", "causal": True},
 }
 SHAPE: dict[str, Any] = {"dim": 192, "depth": 6, "num_heads": 6, "conv_norm": "layer", "dropout": 0.1}
+STREAMED = ("mala", "linear", "nala", "inline")
 SPEEDS = (0.9, 1.0, 1.1)
 MASKS = Masks(bands=2, band_width=12, times=5, time_share=0.05)
 LAST = 20.0  # seconds to judge
@@ -310,8 +313,9 @@ def judge(network: Conformer, corpus: Corpus, ear: Ear, limit: int | None) -> di
 
 @torch.no_grad()
 def streamed(network: Conformer, corpus: Corpus, ear: Ear, count: int) -> dict[str, int]:
-    """In how many of some recordings, and of their tokens, the stream says what the whole says."""
+    """In how many of some recordings and of their tokens the stream says what the whole says; of how many kinds."""
     same = tokens = equal = 0
+    pieces: set[int] = set()
     chosen = corpus.test[:: max(1, len(corpus.test) // count)][:count]
     for index in chosen:
         features = ear.normalized(corpus.features(index)[None])
@@ -323,8 +327,15 @@ def streamed(network: Conformer, corpus: Corpus, ear: Ear, count: int) -> dict[s
         found = torch.cat(heard, dim=1)
         tokens += whole.numel()
         equal += int((found == whole).sum())
+        pieces.update(whole.unique().tolist())
         same += int(torch.equal(found, whole))
-    return {"recordings": len(chosen), "same": same, "tokens": tokens, "same_tokens": equal}
+    return {
+        "recordings": len(chosen),
+        "same": same,
+        "tokens": tokens,
+        "same_tokens": equal,
+        "pieces": len(pieces),
+    }
 
 
 def fitted(cell: Training, plan: Plan, corpus: Corpus, given: argparse.Namespace) -> Plan:
@@ -414,6 +425,22 @@ def train_all(given: argparse.Namespace) -> None:
         print(f"for another call: {', '.join(one.title for one in left)}", flush=True)
 
 
+def stream_all(given: argparse.Namespace) -> None:
+    """Streams of causal networks with fresh weights beside the whole recordings, every linear mechanism."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    corpus = Corpus(given.data, given.out / "state" / "features.npy", device)
+    ear = ear_of(corpus, "mala_causal")
+    rows: list[dict[str, Any]] = []
+    for mechanism in STREAMED:
+        torch.manual_seed(0)
+        own: dict[str, Any] = {**SHAPE, "mechanism": mechanism, "causal": True}
+        made = Conformer(SPELLING.size, BANDS, **own).to(device).eval()
+        told = streamed(made, corpus, ear, given.limit or len(corpus.test))
+        rows.append({"mechanism": mechanism, **told})
+        print(f"{mechanism}: {told['same_tokens']:,} of {told['tokens']:,} tokens are the same", flush=True)
+        keep(given.out / "stream.json", {"machine": machine(), "rows": rows})
+
+
 def probe(given: argparse.Namespace) -> None:
     """Time some steps of each arm, alone on the machine."""
     plan = given.plan
@@ -470,6 +497,8 @@ def main() -> int:
         (given.out / name).mkdir(parents=True, exist_ok=True)
     if given.probe:
         probe(given)
+    elif given.part == "stream":
+        stream_all(given)
     elif given.cell is not None:
         run(given)
     else:
@@ -494,7 +523,7 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="what evidence/packing/pack_voices.py wrote")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--part", choices=("train", "table"), default="train")
+    parser.add_argument("--part", choices=("train", "table", "stream"), default="train")
     parser.add_argument("--only", default=",".join(ARMS), help="arms, with commas")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--repeated", help="arms that have more seeds than the first, with commas; all unless told")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,10 @@ from pages.arms import NONE, Row, Values, by_arm, doubts, page, read, steps_of
 from pages.words import shown, table
 
 FROM = 1024  # tokens
+UNJUDGED = (
+    "Networks were trained, but the time was over before they had made images: there is no FID of any arm, and a "
+    "training loss says little about images."
+)
 ARMS = ("softmax", "mala", "mala_released", "linear", "nala", "inline", NONE)
 
 
@@ -19,11 +24,14 @@ def generation(found: Path) -> tuple[str, dict[str, Any]]:
         read(found / f"{name}.json") for name in ("generate", "speed", "check", "generate-speed")
     )
     cells: list[dict[str, Any]] = told["cells"] if told else []
+    losses: list[dict[str, Any]] = told.get("losses", []) if told else []
     frechet = by_arm(cells, ARMS, lambda cell: cell["score"]["frechet"])
     cannot = [
         "Networks of this size are trained for 400,000 steps where FIDs are published; these were trained for "
         f"{steps_of(cells)}, so that distances are far above those, and their order may change with more."
         if cells
+        else UNJUDGED
+        if losses
         else "No network was trained yet.",
         *(doubts(frechet, ARMS, lower=True, unit="of distance") if cells else []),
         *([] if large else ["Speed from 1,024 tokens on was not measured yet."]),
@@ -31,6 +39,10 @@ def generation(found: Path) -> tuple[str, dict[str, Any]]:
     parts: list[str] = []
     if told and cells:
         parts.append(_table(told, frechet, check))
+    if losses:
+        parts.append(_losses(losses))
+    if check and not cells:
+        parts.append(_check(check))
     if speed:
         parts.append(_sampling(speed))
     if large:
@@ -64,6 +76,36 @@ def _table(told: Row, frechet: Values, check: Row | None) -> str:
         about += f" The test images are {check['frechet']:.2f} from the training images by the same code."
     head = ("attention", "seeds", "FID" if fid else "distance", "kernel distance x 1000", "precision", "recall")
     return f"{about}\n\n{table((*head, 'parameters'), rows)}"
+
+
+def _losses(losses: Sequence[Row]) -> str:
+    """The training loss of all arms with the same seed, at the steps that all of them have been at."""
+    seed = losses[0]["seed"]
+    found = {row["arm"]: dict(zip(row["at"], row["loss"], strict=True)) for row in losses if row["seed"] == seed}
+    common = sorted(set[int].intersection(*(set(steps) for steps in found.values())))
+    late = common[len(common) // 2 :]
+    base = found.get("softmax")
+    rows: list[list[str]] = []
+    for arm in sorted(found, key=lambda arm: statistics.mean(found[arm][step] for step in late)):
+        mean = statistics.mean(found[arm][step] for step in late)
+        apart = [found[arm][step] - base[step] for step in late] if base else []
+        beside = f"{statistics.mean(apart):+.4f} ({min(apart):+.4f} to {max(apart):+.4f})" if apart else ""
+        rows.append([arm, f"{mean:.4f}", beside, f"{max(found[arm]):,}"])
+    about = (
+        f"Training loss of single batches, the mean over {len(late)} of the steps {late[0]:,} to {late[-1]:,}; images "
+        f"and noise are the same in all arms, so that what is beside softmax is told batch by batch. Seed {seed} alone."
+    )
+    return f"{about}\n\n{table(('attention', 'loss', 'beside softmax (least to most)', 'steps done'), rows)}"
+
+
+def _check(check: Row) -> str:
+    """How far real images are from real images."""
+    train, test = check["images"]
+    return (
+        f"What FID is of images that are as good as they can be: {test:,} test images are {check['frechet']:.2f} from "
+        f"{train:,} training images, by as many as there are; the kernel distance, which has no such bias, is "
+        f"{1000 * check['kernel']:.2f} thousandths."
+    )
 
 
 def _sampling(speed: Row) -> str:

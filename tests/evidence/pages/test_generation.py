@@ -32,3 +32,18 @@ def test_generation_tells_arms_that_overlap_and_what_is_behind_sdpa(written: Cal
     assert "| softmax | 3 | 61.0 ± 1.0 |" in text
     assert "Not for nala at 1,024 tokens (plain, eager, 0.90)." in text
     assert "| plain | compiled | 1,024 | mala | 29.00 | 1.16 | 1.00 |" in text
+
+
+def test_arms_that_were_cut_off_are_told_by_their_losses_batch_by_batch(written: Callable[..., str], tmp_path: Path):
+    losses = [
+        {"arm": arm, "seed": 0, "at": [10, 20, 30, 40][:count], "loss": [0.9, 0.5, 0.4 + more, 0.3 + more][:count]}
+        for arm, count, more in (("mala", 4, 0.012), ("softmax", 3, 0.0))
+    ]
+    told = {"machine": {"device": "X1"}, "features": "inception", "cells": [], "losses": losses}
+    (tmp_path / "generate.json").write_text(json.dumps(told))
+    (tmp_path / "check.json").write_text(json.dumps({"images": [3000, 1500], "frechet": 25.3, "kernel": -1e-5}))
+    text = written("generation", tmp_path, tmp_path / "page")
+    assert "there is no FID of any arm" in text
+    assert "the mean over 2 of the steps 20 to 30" in text
+    assert text.index("| softmax | 0.4500 |") < text.index("| mala | 0.4560 | +0.0060 (+0.0000 to +0.0120) | 40 |")
+    assert "1,500 test images are 25.30 from 3,000 training images" in text

@@ -21,6 +21,7 @@ def heard(folder: Path, arm: str, seed: int, wer: float, **more: Any) -> None:
         "cer": wer / 2,
     }
     told |= {"shape": {"depth": 6, "dim": 192}, "hours": [3.42, 0.41]}
+    told |= {"losses": [9.0, 1.0, 1.5, 1.25, 1.25]}
     told |= {"words": 5000, "recordings": 400, **more}
     (folder / "cells" / f"{arm}-{seed}.json").write_text(json.dumps(told))
 
@@ -44,6 +45,8 @@ def test_speech_holds_mala_to_softmax_with_relative_positions(
     assert said in text
     assert "3.4 hours of them to learn from and 0.4 held out; the networks have 6 blocks of 192 channels" in text
     assert "999 of 1,000 tokens" in text
+    assert "| 1.25 ± 0.00 | 4.00 M | 900 |" in text
+    assert "have not learnt to hear" not in text
     assert "Not measured: softmax, linear, nala, inline, none." in text
     assert "Some arms have 1 seed:" in text
     assert "180 of scores alone" in text
@@ -67,3 +70,17 @@ def test_an_hour_is_told_beside_sdpa(written: Callable[..., str], tmp_path: Path
     assert "**Bar: linear mechanisms take an hour in one piece.** It holds." in text
     assert f"With m they are {times} to {times} times as fast as SDPA, with 1.50 to 1.50 GiB beside its 2.00." in text
     assert "Not faster than SDPA: mala at 1 minutes." in text
+
+
+def test_nothing_is_shown_by_networks_that_hear_nothing(written: Callable[..., str], tmp_path: Path):
+    for arm in ("softmax_relative", "mala"):
+        heard(tmp_path, arm, 0, random.uniform(0.97, 1.0))
+    heard(tmp_path, "none", 0, 0.9)
+    row = {"mechanism": "mala", "recordings": 9, "tokens": 1234, "same_tokens": 1234, "pieces": 20}
+    stream = {"machine": {"device": "CPU"}, "rows": [row, {**row, "mechanism": "nala", "same_tokens": 1233}]}
+    (tmp_path / "stream.json").write_text(json.dumps(stream))
+    text = written("speech", tmp_path, tmp_path / "page")
+    assert "softmax_relative, mala have not learnt to hear in so few steps" in text
+    assert "or better.** Nothing is shown: neither has learnt to hear." in text
+    assert "| nala | 9 | 1,234 | 1,233 | 20 |" in text
+    assert "token for token.** It does not hold." in text
