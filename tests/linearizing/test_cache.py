@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
 from affinear.linearizing import Choices, LinearCore
@@ -30,6 +31,17 @@ def test_all_of_a_memory_goes_where_its_layer_computes(given: dict[str, Any]):
     kinds: set[str] = set()
     to_device(memory, torch.device("meta")).map(lambda x: kinds.add(x.device.type) or x)
     assert kinds == {"meta"}
+
+
+@pytest.mark.parametrize("given", MEANS, ids=str)
+def test_a_memory_holds_on_to_nothing_of_the_text_it_was_made_of(given: dict[str, Any]):
+    core = LinearCore(Choices(**given), Shape(2, 2, 4, 4))
+    _, memory = core.step(*torch.randn(3, 1, 500, 2, 4).unbind(), None)
+    for tokens in (1, 300, 1):
+        _, memory = core.step(*torch.randn(3, 1, tokens, 2, 4).unbind(), memory)
+        held: list[Tensor] = []
+        memory.map(lambda x, held=held: held.append(x) or x)
+        assert all(x.untyped_storage().nbytes() <= 2 * x.nbytes for x in held)
 
 
 def test_a_layer_has_one_memory_whenever_it_asks():

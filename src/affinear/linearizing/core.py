@@ -13,6 +13,7 @@ from .. import ops
 from ..ops import Mechanism, State
 from ..ops.mechanisms import identity
 from ..ops.precision import exact, widen
+from ..ops.tracing import is_eager
 from .choices import Choices
 from .sums import running_sum
 from .window import Memory, near_and_around, near_and_far
@@ -117,7 +118,7 @@ class LinearCore(nn.Module):
             causal: Whether query i sees keys 0 to i only. Needs N = M.
             key_mask: (B, M), boolean. False takes a key out.
         """
-        return self.step(query, key, value, None, scale=scale, causal=causal, key_mask=key_mask)[0]
+        return self._step(_usual(query, scale), key, value, None, causal, key_mask)[0]
 
     def step(
         self,
@@ -131,7 +132,13 @@ class LinearCore(nn.Module):
         key_mask: Tensor | None = None,
     ) -> tuple[Tensor, Memory]:
         """Answers, and what the tokens to come need to know of these; `memory` is of the tokens before."""
-        query = _usual(query, scale)
+        out, memory = self._step(_usual(query, scale), key, value, memory, causal, key_mask)
+        return out, memory.owned() if is_eager() else memory
+
+    def _step(
+        self, query: Tensor, key: Tensor, value: Tensor, memory: Memory | None, causal: bool, key_mask: Tensor | None
+    ) -> tuple[Tensor, Memory]:
+        """The same of queries at their usual size; the memory may be cut from what it was made of."""
         key, value = key.to(query.dtype), value.to(query.dtype)
         if not causal:
             assert memory is None or memory.state is None

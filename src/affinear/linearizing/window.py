@@ -83,6 +83,10 @@ class Memory:
         recent = None if self.recent is None else self.recent.map(function)
         return replace(self, state=state, recent=recent, tail=None if self.tail is None else function(self.tail))
 
+    def owned(self) -> Memory:
+        """The same in room of its own: a slice would hold on to the whole text that it was cut from."""
+        return self.map(lambda x: x.clone() if x.untyped_storage().nbytes() > 2 * x.nbytes else x)
+
     def numbers(self) -> int:
         """How many numbers it holds."""
         tensors: list[Tensor] = []
