@@ -27,12 +27,7 @@ def generation(found: Path) -> tuple[str, dict[str, Any]]:
     losses: list[dict[str, Any]] = told.get("losses", []) if told else []
     frechet = by_arm(cells, ARMS, lambda cell: cell["score"]["frechet"])
     cannot = [
-        "Networks of this size are trained for 400,000 steps where FIDs are published; these were trained for "
-        f"{steps_of(cells)}, so that distances are far above those, and their order may change with more."
-        if cells
-        else UNJUDGED
-        if losses
-        else "No network was trained yet.",
+        _how_far(cells, losses),
         *(doubts(frechet, ARMS, lower=True, unit="of distance") if cells else []),
         *([] if large else ["Speed from 1,024 tokens on was not measured yet."]),
     ]
@@ -54,6 +49,16 @@ def generation(found: Path) -> tuple[str, dict[str, Any]]:
     ]
     kept = {"generate": told, "speed": speed, "check": check, "generate-speed": large}
     return page("Generation: DiT-S/2 on CIFAR-10, by mechanism", cannot, parts, commands), kept
+
+
+def _how_far(cells: Sequence[Row], losses: Sequence[Row]) -> str:
+    """How long networks were trained, beside those that are published; or that they were not, or not judged."""
+    if not cells:
+        return UNJUDGED if losses else "No network was trained yet."
+    return (
+        "Networks of this size are trained for 400,000 steps where FIDs are published; these were trained for "
+        f"{steps_of(cells)}, so that distances are far above those, and their order may change with more."
+    )
 
 
 def _table(told: Row, frechet: Values, check: Row | None) -> str:
