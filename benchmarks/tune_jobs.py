@@ -24,7 +24,6 @@ from affinear.ops.triton.rules import rule_of
 BLOCKS = launch.blocks_for
 # Mechanism, whether with rotary positions, (B, H, N, D).
 WIDE = {
-    "mala 64": ("mala", False, (128, 1, 3136, 64)),
     "mala 128": ("mala", False, (4, 16, 16384, 128)),
     "rotary 128": ("mala", True, (4, 16, 16384, 128)),
     "nala 128": ("nala", False, (4, 16, 16384, 128)),
@@ -35,7 +34,6 @@ WIDE = {
 FINE = [Options(bn, warps, stages, fine=True) for bn, warps, stages in product((32, 64, 128), (4, 8), (2, 3))]
 # Counted without a GPU: instructions a row and spilled bytes are in NOTES.md.
 PAIRED = [Options(*values) for values in ((64, 8, 2), (64, 8, 1), (64, 8, 3), (32, 8, 2), (32, 4, 2))]
-BESIDE = [Options(*values, beside=True) for values in ((64, 4, 3), (64, 4, 2), (32, 8, 3), (32, 8, 2), (16, 8, 3))]
 SUMS = [Options(*values) for values in ((32, 8, 3), (32, 8, 2), (16, 8, 3), (64, 8, 2))]
 STATES = [Options(*values, fine=True) for values in ((64, 8, 2), (64, 8, 1), (32, 8, 2), (32, 8, 3))]
 # Case, kernel, value channels in a block, and how to build it.
@@ -46,8 +44,6 @@ BUILDS: dict[str, tuple[str, str, int, list[Options]]] = {
     "nala 128 paired_state": ("nala 128", "paired_state", 128, SUMS),
     "nala 128 summarize_backward": ("nala 128", "summarize_backward whole", 128, STATES),
     "nala 96 paired_query": ("nala 96", "paired_query", 128, PAIRED[:3]),
-    "mala 64 attend_backward": ("mala 64", "attend_backward", 64, [Options(64, 4, 3), *BESIDE[:2]]),
-    "mala 128 attend_backward": ("mala 128", "attend_backward", 128, [Options(32, 8, 3), *BESIDE[2:]]),
     "nala 64 paired_query": ("nala 64", "paired_query", 64, [Options(64, 4, 2), Options(64, 4, 3), Options(64, 8, 2)]),
     "nala 64 paired_state": ("nala 64", "paired_state", 64, [Options(32, 4, 3), Options(64, 4, 3), Options(32, 4, 2)]),
     "nala rotary 96 summarize_backward": (

@@ -299,18 +299,6 @@ def test_states_too_wide_for_one_program(
 
 
 @interpreted
-@pytest.mark.parametrize("rotary", [False, True])
-def test_queries_may_come_after_the_product_they_meet(
-    rotary: bool, make: Make, solve: Solve, monkeypatch: pytest.MonkeyPatch
-):
-    problem = make(queries=19, rotary=rotary)
-    before, table = solve(problem), launch.options_for
-    monkeypatch.setattr(launch, "options_for", lambda *args: replace(table(*args), beside=True))
-    for first, second in zip(before, solve(problem), strict=True):
-        assert torch.equal(first, second)
-
-
-@interpreted
 @pytest.mark.usefixtures("rounding")
 @pytest.mark.parametrize("rotary", [False, True])
 def test_two_features_of_each_channel_of_a_wide_head_fit_one_program(

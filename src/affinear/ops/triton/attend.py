@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 
 from .blocks import (
-    beside,
     channels,
     factors,
     gain,
@@ -197,26 +196,19 @@ def attend_backward_block(
     b_q, b_turns, p_do, p_dq, p_value, p_cov, i_n, stop, o_n, o_d, o_s, i_e, s_gn, s_gd, s_dq, D, E, F,
     scale, b_plain, b_turned, b_value, b_high, b_low, b_dplain, b_dturned, b_dvalue, b_dcov,
     MAP: tl.constexpr, GAIN: tl.constexpr, RELEASED: tl.constexpr, ROTARY: tl.constexpr, PRECISION: tl.constexpr,
-    ROUND: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, E_BLOCKS: tl.constexpr, BESIDE: tl.constexpr,
-    WHOLE: tl.constexpr,
+    ROUND: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, E_BLOCKS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient of one block of queries, and add what it says of the state."""
     m_n = i_n + o_n < stop
-    if not BESIDE:
-        b_q, b_f, b_r, b_cos, b_sin, b_z, b_added = query_block(
-            b_q, b_turns, D, b_plain, b_turned, scale, MAP, ROTARY, RELEASED, PRECISION == "split"
-        )
+    b_q, b_f, b_r, b_cos, b_sin, b_z, b_added = query_block(
+        b_q, b_turns, D, b_plain, b_turned, scale, MAP, ROTARY, RELEASED, PRECISION == "split"
+    )
     p_do += tl.cast(i_n, tl.int64) * s_gn
     b_do = load_block(p_do, o_n, m_n, s_gn, i_e * BE + tl.arange(0, BE), s_gd, E, WHOLE)
     b_mean, b_df = mean_and_features_gradient(
         p_do, p_value, p_cov, o_n, m_n, o_d, o_s, s_gn, s_gd, D, E, F, scale, b_do, b_value, b_high, b_low,
         RELEASED, PRECISION, ROUND, BE, E_BLOCKS, WHOLE,
     )  # fmt: skip
-    if BESIDE:
-        b_q, b_f, b_r, b_cos, b_sin, b_z, b_added = query_block(
-            beside(b_q.to(tl.float32), b_df), b_turns, D, b_plain, b_turned, scale,
-            MAP, ROTARY, RELEASED, PRECISION == "split",
-        )  # fmt: skip
     b_gain, b_slope = gain(b_z, GAIN, RELEASED)
     b_dz = b_slope * tl.sum(b_r * b_df, 1)
     b_df = b_gain[:, None] * b_df
@@ -256,7 +248,7 @@ def attend_backward_rows(
     b_plain, b_turned, b_value, b_high, b_low,
     MAP: tl.constexpr, GAIN: tl.constexpr, RELEASED: tl.constexpr, ROTARY: tl.constexpr, PRECISION: tl.constexpr,
     ROUND: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
-    E_BLOCKS: tl.constexpr, BESIDE: tl.constexpr, STAGES: tl.constexpr,
+    E_BLOCKS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Gradients of some queries, written, and what they add to that of the state, returned.
 
@@ -276,7 +268,7 @@ def attend_backward_rows(
         b_dplain, b_dturned, b_dvalue, b_dcov = attend_backward_block(
             b_q, b_turns, p_do, p_dq, p_value, p_cov, whole, stop, o_n, o_d, o_s, i_e, s_gn, s_gd, s_dq,
             D, E, F, scale, b_plain, b_turned, b_value, b_high, b_low, b_dplain, b_dturned, b_dvalue, b_dcov,
-            MAP, GAIN, RELEASED, ROTARY, PRECISION, ROUND, BD, BE, E_BLOCKS, BESIDE, False,
+            MAP, GAIN, RELEASED, ROTARY, PRECISION, ROUND, BD, BE, E_BLOCKS, False,
         )  # fmt: skip
     b_next, _turns = load_queries(p_q, p_turns, start, o_n, start + o_n < stop, o_d, s_qn, s_qd, D, False, BD, False)
     for i_n in tl.range(start, whole, BN, num_stages=STAGES):
@@ -290,7 +282,7 @@ def attend_backward_rows(
         b_dplain, b_dturned, b_dvalue, b_dcov = attend_backward_block(
             b_q, b_turns, p_do, p_dq, p_value, p_cov, i_n, stop, o_n, o_d, o_s, i_e, s_gn, s_gd, s_dq,
             D, E, F, scale, b_plain, b_turned, b_value, b_high, b_low, b_dplain, b_dturned, b_dvalue, b_dcov,
-            MAP, GAIN, RELEASED, ROTARY, PRECISION, ROUND, BD, BE, E_BLOCKS, BESIDE, True,
+            MAP, GAIN, RELEASED, ROTARY, PRECISION, ROUND, BD, BE, E_BLOCKS, True,
         )  # fmt: skip
     return total(b_dplain), total(b_dturned), total(b_dvalue), scale * tl.trans(b_dcov)
 
@@ -302,7 +294,7 @@ def attend_backward_kernel(
     MAP: tl.constexpr, GAIN: tl.constexpr, RELEASED: tl.constexpr, ROTARY: tl.constexpr, PACKED: tl.constexpr,
     PRECISION: tl.constexpr, ROUND: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr,
     BN: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, E_BLOCKS: tl.constexpr,
-    BESIDE: tl.constexpr, STAGES: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one segment of queries of one sequence and head, and of the state as far as they see it."""
     i_sh, i_seg, i_e = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -324,7 +316,7 @@ def attend_backward_kernel(
         p_dq + ((i_b * tokens + first) * H + i_h) * D, p_value + i_wide * E, p_cov + i_wide * F * E,
         start, tl.minimum(start + rows, length), s_qn, s_qd, s_gn, s_gd, H * D, D, E, F, i_e, scale,
         b_plain, b_turned, b_value, b_high, b_low,
-        MAP, GAIN, RELEASED, ROTARY, PRECISION, ROUND, BN, BD, BF, BE, E_BLOCKS, BESIDE, STAGES,
+        MAP, GAIN, RELEASED, ROTARY, PRECISION, ROUND, BN, BD, BF, BE, E_BLOCKS, STAGES,
     )  # fmt: skip
     store_gradient(
         p_grad, i_sh * segments + i_seg, b_dplain, b_dturned, b_dvalue, b_dcov,

@@ -222,8 +222,7 @@ def attend_tokens_backward(grad: Tensor, query: Tensor, state: Statistics, call:
     rotary = call.turns is not None
     paired = b.BF > b.BD >= PAIRED and b.BD <= DOUBLED and b.e_blocks == 1 and _has_room(query)
     kernel = "paired_state" if paired else "attend_backward"
-    options = options_for(kernel, b, query.element_size(), rotary)
-    segments = segments_of(length, options.BN)
+    segments = segments_of(length, options_for(kernel, b, query.element_size(), rotary).BN)
     row = features * (2 if rotary else 1) + values + features * values
     grad_query = torch.empty(batch, length, heads, width, dtype=query.dtype, device=query.device)
     parts = torch.empty(number * groups, heads // groups * segments, row, dtype=torch.float32, device=query.device)
@@ -236,7 +235,7 @@ def attend_tokens_backward(grad: Tensor, query: Tensor, state: Statistics, call:
             (*query.stride(), *grad.stride(), length, length, segments, call.scale, heads, groups),
             MAP=call.rule.map, GAIN=call.rule.gain, RELEASED=call.rule.released, ROTARY=rotary,
             PACKED=call.bounds_q is not None, D=width, E=values, F=features, E_BLOCKS=b.e_blocks,
-            BESIDE=options.beside and b.BF == b.BD, **_build(kernel, b, query.dtype, rotary),
+            **_build(kernel, b, query.dtype, rotary),
         )  # fmt: skip
     if parts.shape[1] == 1:
         return grad_query, parts[:, 0]

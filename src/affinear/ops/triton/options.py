@@ -23,7 +23,6 @@ class Options:
         fine: Whether bfloat16 tokens have the state in float16 instead of two halves. Of the two products that these
             take, each of two groups of four warps would do all: the compiler keeps a product and its sequel together.
             It also takes half of the shared memory.
-        beside: Whether `attend_backward` deals queries out to threads as it does the product they meet, see `blocks`.
         lean: Stages on chips with less shared memory than a Hopper, where the others do not fit; None is the same.
     """
 
@@ -33,7 +32,6 @@ class Options:
     registers: int | None = None
     fine: bool = False
     lean: int | None = None
-    beside: bool = False
 
 
 # Largest product of features and value channels in a program, for up to 128 features. Beyond, there is "double" for two
