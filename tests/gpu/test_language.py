@@ -101,3 +101,18 @@ def test_a_long_answer_takes_no_more_memory():
     before = torch.cuda.max_memory_allocated()
     list(itertools.islice(said, 2000))
     assert torch.cuda.max_memory_allocated() - before < 2**20
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_what_is_generated_is_what_recomputing_would_say(beams: int):
+    config = AffinearConfig(
+        vocab_size=101, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2, conv_size=3
+    )
+    model, text = AffinearForCausalLM(config).eval().to(DEVICE), tokens().to(DEVICE)  # pyright: ignore
+    told: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "num_beams": beams, "pad_token_id": 0}
+    kept, anew = (model.generate(text, **told, eos_token_id=None, use_cache=use) for use in (True, False))
+    assert kept.shape == (2, LENGTH + 6)
+    with torch.no_grad():  # equal but for ties, which rounding decides
+        sums = [model(said).logits.log_softmax(-1)[:, LENGTH - 1 : -1] for said in (kept, anew)]
+    likely = [x.gather(-1, said[:, LENGTH:, None]).sum(1) for x, said in zip(sums, (kept, anew), strict=True)]
+    torch.testing.assert_close(likely[0], likely[1], rtol=1e-3, atol=1e-3)
