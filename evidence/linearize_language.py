@@ -395,10 +395,20 @@ def filled(given: argparse.Namespace, model: Any, tokens: int) -> dict[str, Any]
 
 
 def held(cache: Any) -> int:
-    """Bytes that a cache of transformers' holds, counted."""
-    found = [layer.memory for layer in cache.layers if isinstance(layer, MemoryLayer)]
-    keys = [layer for layer in cache.layers if not isinstance(layer, MemoryLayer)]
-    return sum(4 * one.numbers() for one in found) + sum(one.keys.nbytes + one.values.nbytes for one in keys)
+    """Bytes that a cache of transformers' holds on to: of each tensor, all that it was cut from."""
+    rooms: dict[int, int] = {}
+
+    def note(x: Tensor) -> Tensor:
+        rooms[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    for layer in cache.layers:
+        if isinstance(layer, MemoryLayer):
+            layer.memory.map(note)
+        else:
+            note(layer.keys)
+            note(layer.values)
+    return sum(rooms.values())
 
 
 def probe(given: argparse.Namespace, rows: Rows, lessons: Lessons) -> None:
