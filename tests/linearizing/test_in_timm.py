@@ -136,8 +136,14 @@ def test_windows_of_maxvit_are_swapped():
 
 
 def test_coatnet_attends_over_maps_and_keeps_its_bias():
-    sizes = {"depths": (1, 1, 1, 1), "embed_dim": (16, 32, 32, 64), "stem_width": (8, 16), "img_size": 64}
-    teacher = timm.create_model("coatnet_0_rw_224", num_classes=7, **sizes).eval()
+    teacher = timm.create_model(
+        "coatnet_0_rw_224",
+        num_classes=7,
+        depths=(1, 1, 1, 1),
+        embed_dim=(16, 32, 32, 64),
+        stem_width=(8, 16),
+        img_size=64,
+    ).eval()
     images = torch.randn(2, 3, 64, 64)
     student, report = affinear.linearize(without_bias(teacher), "linear")
     assert [layer.was for layer in report.swapped] == ["Attention2d"] * 2

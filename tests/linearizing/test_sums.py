@@ -14,8 +14,8 @@ def test_it_is_cumsum_and_its_gradient_too(tokens: int):
     weights = torch.randn(2, tokens, 3, 4, dtype=torch.float64)
     found, truth = running_sum(x), x.cumsum(1)
     assert torch.allclose(found, truth, atol=1e-12)
-    slopes = [torch.autograd.grad((out * weights).sum(), x)[0] for out in (found, truth)]
-    assert torch.allclose(*slopes, atol=1e-12)
+    slope, wanted = (torch.autograd.grad((out * weights).sum(), x)[0] for out in (found, truth))
+    assert torch.allclose(slope, wanted, atol=1e-12)
 
 
 def test_a_long_sum_of_float32_is_as_exact_as_its_numbers():
