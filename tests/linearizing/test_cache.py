@@ -23,10 +23,16 @@ MEANS: list[dict[str, Any]] = [
 ]
 
 
+def three(tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of one text, two heads."""
+    query, key, value = torch.randn(3, 1, tokens, 2, 4).unbind()
+    return query, key, value
+
+
 @pytest.mark.parametrize("given", MEANS, ids=str)
 def test_all_of_a_memory_goes_where_its_layer_computes(given: dict[str, Any]):
     core = LinearCore(Choices(**given), Shape(2, 2, 4, 4))
-    _, memory = core.step(*torch.randn(3, 1, 7, 2, 4).unbind(), None)
+    _, memory = core.step(*three(7), None)
     assert to_device(memory, torch.device("cpu")) is memory
     kinds: set[str] = set()
     to_device(memory, torch.device("meta")).map(lambda x: kinds.add(x.device.type) or x)
@@ -36,9 +42,9 @@ def test_all_of_a_memory_goes_where_its_layer_computes(given: dict[str, Any]):
 @pytest.mark.parametrize("given", MEANS, ids=str)
 def test_a_memory_holds_on_to_nothing_of_the_text_it_was_made_of(given: dict[str, Any]):
     core = LinearCore(Choices(**given), Shape(2, 2, 4, 4))
-    _, memory = core.step(*torch.randn(3, 1, 500, 2, 4).unbind(), None)
+    _, memory = core.step(*three(500), None)
     for tokens in (1, 300, 1):
-        _, memory = core.step(*torch.randn(3, 1, tokens, 2, 4).unbind(), memory)
+        _, memory = core.step(*three(tokens), memory)
         held: list[Tensor] = []
         memory.map(lambda x, held=held: held.append(x) or x)
         assert all(x.untyped_storage().nbytes() <= 2 * x.nbytes for x in held)
@@ -56,7 +62,8 @@ def test_a_cache_that_cannot_hold_a_memory_is_refused():
     with pytest.raises(ValueError, match="expected a DynamicCache, got tuple"):
         memory_layer((), 0)
     cache = DynamicCache()
-    cache.update(*torch.randn(2, 1, 2, 5, 4).unbind(), 0)
+    key, value = torch.randn(2, 1, 2, 5, 4).unbind()
+    cache.update(key, value, 0)
     with pytest.raises(ValueError, match="got keys of another"):
         memory_layer(cache, 0)
     config = Hugging("llama").model.config

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from affinear.models.language import AffinearCache, AffinearForCausalLM, Stepper, read, stream
+from affinear.models.language.cache import StateLayer
 from affinear.models.language.streaming import stream_tokens
 
 from .conftest import VOCABULARY, made
@@ -47,6 +48,18 @@ def test_letters_of_several_tokens_come_whole():
     text = "Größe: ∑ 你好 ok"
     pieces = list(stream(Parrot(text), Bytes(), "x", max_new_tokens=len(text.encode())))  # pyright: ignore
     assert pieces == list(text)
+
+
+def test_a_cache_holds_on_to_nothing_of_the_text_it_was_made_of():
+    model = made(conv_size=3)
+    cache = AffinearCache(model.config)
+    for tokens in (300, 1, 200):
+        read(model, torch.randint(1, VOCABULARY, (1, tokens)), cache, piece=1000)
+        for layer in cache.layers:
+            assert isinstance(layer, StateLayer)
+            held: list[torch.Tensor] = []
+            layer.memory.map(lambda x, held=held: held.append(x) or x)
+            assert all(x.untyped_storage().nbytes() <= 2 * x.nbytes for x in held)
 
 
 def test_it_streams_what_generate_says_and_goes_on_from_a_cache():

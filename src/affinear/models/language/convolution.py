@@ -44,7 +44,7 @@ class ShortConvolution(nn.Module):
             if places.since is not None:  # not across the beginning of a document
                 earlier = earlier.masked_fill((places.since < step)[:, None], 0)
             out = out + earlier * weight[step]
-        return F.silu(out), line[:, line.shape[1] - reach :]
+        return F.silu(out), line[:, line.shape[1] - reach :].clone()  # a slice would hold on to the whole text
 
 
 def fresh(size: int, channels: int) -> Tensor:
