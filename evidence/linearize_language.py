@@ -61,6 +61,7 @@ LEFT = "left"  # and a number: a window, and so many layers that stay
 CELLS = ("inline-window", "mala-pure", "mala-kept", "nala-window", "mala-window", "linear-window")
 STEPS = (300, 1_000)
 CONTEXT, DISTANCES, SPAN, CUE = 1_024, (16, 128, 512), 24, 8
+JUDGEMENTS = 3  # a cell has two, and weights to write
 LOOKED_AT = 8  # rows of the test set that the curve is of
 LENGTHS = tuple(2**power for power in range(10, 18))
 read = functools.cache(read_anew)  # a folder is looked at many times
@@ -79,7 +80,7 @@ def main() -> int:
         if given.probe:
             probe(given, rows, lessons)
             return 0
-        untrained(given, rows)
+        given.reserve = max(given.reserve, JUDGEMENTS * untrained(given, rows))
         waiting = [cell_of(cell) for cell in given.cells]
         while waiting:
             mechanism, form = waiting.pop(0)
@@ -237,9 +238,9 @@ def told_of(mechanism: str, form: str, rows: Rows) -> dict[str, Any]:
     return {"mechanism": mechanism, "feature_map": MAPS[mechanism], "gain": True, **form_of(form, rows)}
 
 
-def untrained(given: argparse.Namespace, rows: Rows) -> None:
-    """The teacher, its window alone, and every swap before it learns."""
-    teacher = loaded(given)
+def untrained(given: argparse.Namespace, rows: Rows) -> float:
+    """The teacher, its window alone, and every swap before it learns; the seconds that the longest judgement took."""
+    teacher, longest = loaded(given), 0.0
     cells = [cell_of(cell) for cell in given.cells]
     alone = dict.fromkeys(form for _, form in cells if "window" in form_of(form, rows))
     named = [("none", form, "window alone") for form in alone] + [(*cell, "swapped") for cell in cells]
@@ -247,7 +248,10 @@ def untrained(given: argparse.Namespace, rows: Rows) -> None:
         key = {"kind": "quality", "mechanism": mechanism, "form": form, "row": row}
         if rows.find(**key) is None:
             network = teacher if row == "teacher" else swapped(copy.deepcopy(teacher), told_of(mechanism, form, rows))
+            began = time.monotonic()
             rows.add(**key, **judge(given, Student(network)))
+            longest = max(longest, time.monotonic() - began)
+    return longest
 
 
 def loaded(given: argparse.Namespace) -> Any:
@@ -437,7 +441,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--left-rows", type=int, default=16, help="texts that layers to leave are chosen on")
     parser.add_argument("--steps", type=int, nargs=2, default=STEPS, help="of both stages")
     parser.add_argument("--fill", action="store_true", help="cells share the time, and --steps are shares of it")
-    parser.add_argument("--reserve", type=float, default=20, help="seconds of a cell for judging, with --fill")
+    parser.add_argument(
+        "--reserve", type=float, default=20, help="seconds of a cell for judging, at least, with --fill"
+    )
     parser.add_argument("--lr", type=float, nargs=2, default=(1e-3, 3e-4), help="of the teacher's weights, by stage")
     parser.add_argument("--new-lr", type=float, nargs=2, default=(1e-2, 3e-3), help="of what linearizing added")
     parser.add_argument("--minutes", type=float, default=25)
