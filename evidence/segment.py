@@ -5,17 +5,20 @@
     PYTHONPATH=src python evidence/segment.py alone --output outputs
     PYTHONPATH=src python evidence/segment.py upernet --output outputs
     PYTHONPATH=src python evidence/segment.py growth --output outputs
+    PYTHONPATH=src python evidence/segment.py counted --output outputs
     PYTHONPATH=src python evidence/segment.py page --output outputs --page results/segmentation
 
 `choose` trains `mavit_tiny` by the small recipe and variants of it, judges them by the validation photos, and writes
 the best one to `chosen.json`, which `camvid` then takes for all arms; without that file it takes the recipe as it is.
 `camvid` trains every arm with every seed that is not trained yet by the small recipe, several processes at a time, each
 of which does run after run, all by the same settings, and judges them on the test photos: all arms with the first seed,
-then with the next. It writes `camvid.json` after each. When the time is over it stops; the same command goes on where
-each run was. `--steps 2 --parallel 1` is a trial. `alone` measures each arm by itself: images per second and memory of
-a training step, parameters and multiply-adds. `upernet` does so for UperNet at 512 x 2048, two images at a time.
-`growth` takes one image through forward and backward of a backbone, from 512 x 512 up to 4096 x 4096. All write after
-every row. `page` writes the page about all of it.
+then `mavit_tiny` with the others, then the rest. It writes `camvid.json` after each. `--steps` says how many, or `--fit
+2` that two rounds of runs fill the time; `--longer mavit_tiny` trains that one beside them until the time is over. When
+it is, what runs is judged as it is, or is begun again by the same command. `--steps 2 --parallel 1` is a trial. `alone`
+measures each arm by itself: images per second and memory of a training step, parameters and multiply-adds. `upernet`
+does so for UperNet at 512 x 2048, two images at a time. `growth` takes one image through forward and backward of a
+backbone, from 512 x 512 up to 4096 x 4096, and `counted` counts what is kept for backward, which needs no GPU. All
+write after every row. `page` writes the page about all of it.
 """
 
 from __future__ import annotations
@@ -55,6 +58,7 @@ from pages.segmentation import by_arm, miou, written
 from running.cells import Cell, is_worker, results, serve, work_off
 from running.crops import Kept, kept
 from running.files import keep
+from running.kept import left_behind
 from running.machine import machine
 from running.options import add_options, arms_of, how_of, numbers, without_traceback
 from running.pace import Pace
@@ -74,14 +78,21 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "around mala": (LINEAR, {"mechanism": "mala"}),
 }
 USUAL = tuple(ARMS)[:7]
-OWN = {"short_side": 180, "crop": "160x224", "zoom": "0.95,1.5", "batch_size": 8, "memory": True}
+OWN: dict[str, Any] = {
+    "short_side": 180,
+    "crop": "160x224",
+    "zoom": "0.95,1.5",
+    "batch_size": 8,
+    "balance": 0.5,
+    "warmup_steps": 150,  # after 52 the loss of mavit_tiny went up again
+    "memory": True,
+}
 VARIANTS: dict[str, tuple[str, ...]] = {  # to be chosen from by validation photos
     "as it is": (),
-    "larger": ("short_side=240", "crop=224x288"),
+    "whole size": ("short_side=none", "crop=320x320", "zoom=0.9,1.6", "batch_size=16"),
+    "wider": ("zoom=0.6,2.0", "drop_path=0.2"),
+    "gentler": ("lr=5e-4",),
     "unbalanced": ("balance=0",),
-    "faster": ("lr=2e-3",),
-    "balanced": ("balance=0.8",),
-    "slower": ("lr=5e-4",),
 }
 TRIED = "mavit_tiny"  # the arm that they are tried with
 ALONE, BATCH, CLASSES = (352, 480), 16, 11  # whole photos
@@ -93,7 +104,7 @@ BESIDE = 15.0  # seconds that a training takes beside its steps
 PHOTOS = 6  # how many of them, evenly among the test photos
 UPERNETS = {"mavit_small_linear": {}, "mavit_small": {}, "swin_small_patch4_window7_224": {}}
 WIDE, WIDE_BATCH, WIDE_CLASSES = (512, 2048), 2, 150
-PARTS = ("choose", "camvid", "alone", "upernet", "growth", "page")
+PARTS = ("choose", "camvid", "alone", "upernet", "growth", "counted", "page")
 GROWING = (512, 768, 1024, 1536, 2048, 3072, 4096)  # pixels a side
 PATIENCE = 4.0  # seconds that a pass may take before larger images are left out
 
@@ -218,6 +229,7 @@ def cell(given: argparse.Namespace) -> None:
         "longer": one.longer,
         "score": score.numbers,
         "classes": {part.name: part.numbers["miou"] for part in score.parts},
+        "learned": len(data.train),
         "photos": score.count,
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "pace": asdict(pace),
@@ -347,6 +359,24 @@ def growth(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         del network
 
 
+def counted(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Bytes that one image's forward pass leaves for backward, in bfloat16, for larger and larger images; no GPU."""
+    for side in (side for side in GROWING if given.size is None or side <= given.size[0]):
+        tokens = frozenset((side // stride) ** 2 for stride in (4, 8, 16, 32))
+        for name, mechanism in (("linear", {}), ("softmax", {"mechanism": "softmax"})):
+
+            def make(args: dict[str, Any] = mechanism) -> nn.Module:
+                return timm.create_model(LINEAR, features_only=True, **args).bfloat16().train()
+
+            left = left_behind(make, (1, 3, side, side), tokens)
+            row = {"side": side, "model": LINEAR, "dtype": "bfloat16", "tokens": max(tokens)}
+            if name == "linear":
+                yield {**row, "name": name, "kept_gb": (left.activations + left.weights) / 2**30}
+                continue
+            yield {**row, "name": "softmax, fused", "kept_gb": left.activations / 2**30}
+            yield {**row, "name": "softmax, weights kept", "kept_gb": (left.activations + left.weights) / 2**30}
+
+
 def grown(network: nn.Module, side: int, device: torch.device) -> dict[str, float]:
     """Peak memory above the weights', and the seconds of the second pass."""
     images = torch.randn(1, 3, side, side, device=device).contiguous(memory_format=torch.channels_last)
@@ -431,7 +461,7 @@ def stepping(
         yield step_seconds(loss, optimizer, device)
 
 
-MEASURED = {"alone": alone, "upernet": upernet, "growth": growth}
+MEASURED = {"alone": alone, "upernet": upernet, "growth": growth, "counted": counted}
 
 
 def arguments() -> argparse.ArgumentParser:

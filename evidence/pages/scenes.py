@@ -4,8 +4,8 @@
         --out docs/figures/scenes.png
 
 `--maps` is the folder of maps that `segment.py camvid` keeps, or that `affinear predict` writes; the scene is
-the one that shows most classes, unless `--photo` names another. `--growth` is what `segment.py growth` wrote.
-It needs matplotlib.
+the one that shows most classes, unless `--photo` names another. `--growth` is what `segment.py growth` wrote, or
+`segment.py counted`. It needs matplotlib.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--split", default="test", help="its half")
     parser.add_argument("--maps", required=True, type=Path, help="folder of maps that were found, named as the photos")
     parser.add_argument("--photo", help="name of the photo, without its ending")
-    parser.add_argument("--growth", required=True, type=Path, help="growth.json")
+    parser.add_argument("--growth", required=True, type=Path, help="growth.json or counted.json")
     parser.add_argument("--out", required=True, type=Path, help="the PNG or SVG file")
     given = parser.parse_args()
     scenes = open_scenes(given.data, zero_is_class=False, test_split=given.split, memory=False)
@@ -63,7 +63,7 @@ def chosen(half: Pairs, maps: Path, name: str | None) -> tuple[int, Labels]:
 
 
 def draw(scenes: Scenes, number: int, found: Labels, rows: Sequence[dict[str, Any]], out: Path) -> None:
-    """Three pictures above, memory and seconds below."""
+    """Three pictures above, memory below, and seconds where they were measured."""
     mpl.rcParams.update({"font.size": 9, "svg.fonttype": "none", "axes.spines.top": False, "axes.spines.right": False})
     photo, truth = scenes.test[number]
     figure = plt.figure(figsize=(9.6, 6.4), layout="constrained")
@@ -87,9 +87,13 @@ def draw(scenes: Scenes, number: int, found: Labels, rows: Sequence[dict[str, An
         if share >= LEAST_SHARE
     ]
     upper.legend(handles=named, loc="outside lower center", ncols=min(len(named), 6), frameon=False)
-    memory, seconds = lower.subplots(1, 2)
-    curves(memory, rows, "peak_gb", "GB above the weights")
-    curves(seconds, rows, "seconds", "seconds, forward and backward")
+    if any("kept_gb" in row for row in rows):
+        memory = lower.subplots(1, 1)
+        curves(memory, rows, "kept_gb", "GB kept for backward, counted")
+    else:
+        memory, seconds = lower.subplots(1, 2)
+        curves(memory, rows, "peak_gb", "GB above the weights")
+        curves(seconds, rows, "seconds", "seconds, forward and backward")
     memory.legend(frameon=False)
     figure.savefig(out, dpi=160)
     plt.close(figure)

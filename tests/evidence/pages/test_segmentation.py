@@ -17,7 +17,7 @@ def page(script: Any) -> Any:
 def scene(arm: str, seed: int, miou: float, longer: bool = False) -> dict[str, Any]:
     recipe = {"batch_size": 8, "lr": 1e-3}
     settings = {"crop": [160, 224], "zoom": [0.95, 1.5], "short_side": 180, "balance": 0.5}
-    pace = {"steps": 4000 if longer else 1000, "images_per_second": 99.0, "peak": 3 * 2**30}
+    pace = {"losses": [1.0, 0.3], "steps": 4000 if longer else 1000, "images_per_second": 99.0, "peak": 3 * 2**30}
     return {
         "arm": arm,
         "seed": seed,
@@ -26,6 +26,7 @@ def scene(arm: str, seed: int, miou: float, longer: bool = False) -> dict[str, A
         "classes": {"sky": 0.9, "pole": 0.2},
         "parameters": 1.7e7,
         "pace": pace,
+        "learned": 367,
         "photos": 233,
         "split": "test",
         "recipe": recipe,
@@ -49,9 +50,13 @@ def test_a_page_of_segmentation_has_every_part_that_was_measured(page: Any, tmp_
     output.mkdir()
     (output / "camvid.json").write_text(json.dumps({"cells": cells}))
     early = page.written(tmp_path / "page", output)
-    assert "Not measured yet: alone, upernet, growth" in early
+    assert "Not measured yet: alone, upernet, growth, counted" in early
     assert "| mavit_tiny | 1,000 | 3 | 51.0 ± 1.0 | 50.0 to 52.0 | 90.0 ± 0.0 | 17.0 | 99* | 3.0* |" in early
-    for name, part in (("alone", rows), ("upernet", upernet), ("growth", growth)):
+    counted = [
+        {"name": name, "side": 512, "kept_gb": 0.4, "model": "mavit_tiny_linear", "dtype": "bfloat16"}
+        for name in ("linear", "softmax, fused", "softmax, weights kept")
+    ]
+    for name, part in (("alone", rows), ("upernet", upernet), ("growth", growth), ("counted", counted)):
         (output / f"{name}.json").write_text(json.dumps({"rows": part}))
     text = page.written(tmp_path / "page", output)
     assert "Not measured yet" not in text
@@ -59,8 +64,10 @@ def test_a_page_of_segmentation_has_every_part_that_was_measured(page: Any, tmp_
         "| mavit_tiny | 1,000 | 3 | 51.0 ± 1.0 | 50.0 to 52.0 | 90.0 ± 0.0 | 17.0 | 207 |"
     )
     assert "is met after 1,000 steps: 51.0%" in text
-    assert "the linear one ahead of both, is met" in text
+    assert "the linear one ahead of both, is met in images per second. In memory it is below 0 of 2." in text
     assert "| 512 | 0.30 GB, 0.02 s | out of memory |" in text
+    assert "| 512 | 0.40 | 0.40 | 0.40 |" in text
+    assert "from random weights on 367 photos" in text
     upernet[1]["images_per_second"] = 10.0
     (output / "upernet.json").write_text(json.dumps({"rows": upernet}))
     assert "is missed: ahead of 1 of 2" in page.written(tmp_path / "page", output)
@@ -68,7 +75,7 @@ def test_a_page_of_segmentation_has_every_part_that_was_measured(page: Any, tmp_
 
 def test_a_page_says_by_what_the_recipe_was_chosen(page: Any) -> None:
     cells = [scene("mavit_tiny", 0, 0.6)]
-    assert "no variant was tried" in page.page({"camvid": {"cells": cells}})
+    assert "No variant of the recipe was tried" in page.page({"camvid": {"cells": cells}})
     chosen = {"name": "wider", "set": ["zoom=0.5,2.0"], "validation": {"small": 0.5, "wider": 0.55}}
     text = page.page({"camvid": {"cells": cells, "chosen": chosen}})
     assert "The recipe, wider (`zoom=0.5,2.0`), was chosen" in text

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -97,7 +97,7 @@ def test_a_segmenter_is_judged_as_the_library_judges_it(scenes: Any, step_of: An
     network = task.network(job)
     score, maps = scenes.judge(network, job, data, device, at_once=3)
     work = task.work(replace(job, settings=replace(job.settings, test_batch=2)), data, device)
-    expected = work.score(network.eval(), (work.ready(batch) for batch in work.test_loader()), _Alone())
+    expected = work.score(network.eval(), (work.ready(batch) for batch in work.test_loader()), cast(Any, _Alone()))
     assert score.count == len(maps) == len(data.test)
     for name, number in expected.numbers.items():
         assert math.isclose(score.numbers[name], number, rel_tol=1e-6)

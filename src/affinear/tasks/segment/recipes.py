@@ -45,8 +45,7 @@ RECIPES: dict[str, tuple[Recipe, Segmentation]] = {
     ),
     # For some hundred photos and fresh weights, which two thousand steps leave far from fitted: nothing that slows
     # learning (no stochastic depth, a learning rate of fresh backbones), the photos' own scale inside of those that are
-    # learned, as it is what they are judged at, rare classes that count more, as they would not be learned at all, and
-    # averaged weights, since so few photos make the last ones noisy.
+    # learned, as it is what they are judged at, and averaged weights, since so few photos make the last ones noisy.
     SMALL: (
         Recipe(
             steps=2_000,
@@ -61,6 +60,6 @@ RECIPES: dict[str, tuple[Recipe, Segmentation]] = {
             ema_decay=0.99,
             eval_steps=500,
         ),
-        Segmentation(head="semantic_fpn", drop_path=0.0, zoom=(0.9, 1.6), balance=0.5),
+        Segmentation(head="semantic_fpn", drop_path=0.0, zoom=(0.9, 1.6)),
     ),
 }
