@@ -82,12 +82,16 @@ class Measure:
         return format(value, self.form).replace("%", " %")
 
     def told(self, value: float) -> str:
-        """The value where there is room for one digit more, as people write it in running text.
+        """The value where there is room for one digit more, as people write it in running text; whole numbers stay.
 
         Examples:
             >>> Measure("top1", "top-1").told(0.625), Measure("loss", "loss", False, ".3f").told(1.25)
             ('62.50%', '1.2500')
+            >>> Measure("cap", "cap of detections", form=".0f").told(400)
+            '400'
         """
+        if self.form == ".0f":
+            return format(value, self.form)
         whole, dot, rest = self.form.partition(".")
         digits = "".join(sign for sign in rest if sign.isdecimal())
         return format(value, f"{whole}.{int(digits) + 1}{rest[len(digits) :]}" if dot and digits else self.form)
