@@ -6,24 +6,24 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
-@pytest.fixture(autouse=True)
-def path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scripts import each other by name."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+@pytest.fixture
+def speed(module_at: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(BENCHMARKS)  # scripts import each other by name
+    return module_at(BENCHMARKS / "speed.py")
 
 
-def test_what_was_said_in_time_is_heard_when_another_took_all_of_it():
-    from speed import Worker
-
+def test_what_was_said_in_time_is_heard_when_another_took_all_of_it(speed: Any) -> None:
     process = subprocess.Popen([sys.executable, "-c", ""], text=True)
-    worker = Worker("job", process)
+    worker = speed.Worker("job", process)
     for line in ("building\n", json.dumps({"ready": "job"}) + "\n"):
         worker.said.put(line)
     assert worker.hear(time.monotonic() - 1) == {"ready": "job"}
