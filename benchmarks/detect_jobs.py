@@ -2,6 +2,8 @@
 
 PYTHONPATH=src:benchmarks python benchmarks/speed.py --kind detect_jobs --out detect-speed.json
 
+Beside three others on 16 cores a compiled one was not ready after 54 seconds: leave `--ready` at two minutes or more.
+
 Without a GPU it takes one image of 64 x 96, which only shows that everything runs; rows say of what size they are.
 """
 

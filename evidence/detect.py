@@ -6,7 +6,9 @@
 trains every cell that is not there yet, several at a time on one GPU, `mavit_tiny` with every seed, then the first seed
 of all others before the second of any, and writes `cells/NAME.json` as each is done; when the time is over nothing new
 is begun, and the same command goes on. `--part table` prints what came out, `--part page` writes the page about it.
-`--steps 2 --limit 2 --only nuclei` is a trial. It needs torch, torchvision, timm, accelerate, safetensors and numpy.
+`--steps 2 --limit 2 --only nuclei` is a trial. Where thirteen processes shared an H200, a step of nuclei took 0.4 to
+0.7 s in each of four, with 4 to 8 GB, and judging 10 to 25 s. It needs torch,
+torchvision, timm, accelerate, safetensors and numpy.
 
 Nuclei: crops of 256 x 256 at their own scale, so that no batch has padding, Mask R-CNN and Cascade Mask R-CNN, judged
 on whole images of the validation half with at most 400 detections an image. Blood cells: RetinaNet on whole images,

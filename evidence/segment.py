@@ -18,7 +18,8 @@ it is, what runs is judged as it is, or is begun again by the same command. `--s
 measures each arm by itself: images per second and memory of a training step, parameters and multiply-adds. `upernet`
 does so for UperNet at 512 x 2048, two images at a time. `growth` takes one image through forward and backward of a
 backbone, from 512 x 512 up to 4096 x 4096, and `counted` counts what is kept for backward, which needs no GPU. All
-write after every row. `page` writes the page about all of it.
+write after every row. `page` writes the page about all of it. Where thirteen processes shared an H200, a step of
+`camvid` took 0.1 to 0.2 s in each of its five, with 1 to 1.5 GB; 40 s go before the first.
 """
 
 from __future__ import annotations
