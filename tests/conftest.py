@@ -28,6 +28,7 @@ if not torch.cuda.is_available():
 
 # What takes long, or throws noise at readers until they trip: `make test-all` runs it, `make test` does not.
 EXHAUSTIVE = tuple(Path(__file__).parent / name for name in ("exhaustive", "fuzz"))
+COUNTED = ("tries", "failures", "code run", "bytes lost")  # by the loops of tests/fuzz
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,6 +36,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(folder in item.path.parents for folder in EXHAUSTIVE):
             item.add_marker(pytest.mark.exhaustive)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the counts of fuzz loops, of all and each; here, as whoever shares tests out reads no deeper conftest."""
+    reports = [report for found in terminalreporter.stats.values() for report in found if hasattr(report, "when")]
+    told = {r.nodeid: value for r in reports for name, value in getattr(r, "user_properties", ()) if name == "fuzz"}
+    if not told:
+        return
+    terminalreporter.section("fuzz")
+    for loop, counts in sorted(told.items()):
+        terminalreporter.write_line(f"{loop.rpartition('::')[2]}: {_counts(counts)}")
+    terminalreporter.write_line(f"all: {_counts([sum(column) for column in zip(*told.values(), strict=True)])}")
+
+
+def _counts(counts: Any) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in zip(COUNTED, counts, strict=True))
 
 
 @pytest.fixture(autouse=True)

@@ -6,13 +6,12 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from fuzzing import NAMES, Tally, bounded
+from fuzzing import Tally, bounded
 from guarded import Guard
 
 
@@ -35,19 +34,3 @@ def tally(guard: Guard, request: pytest.FixtureRequest) -> Iterator[Tally]:
     with bounded():
         yield counted
     request.node.user_properties.append(("fuzz", counted.counts()))
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print the counts, of all loops and each; also where several processes ran them."""
-    reports = [report for found in terminalreporter.stats.values() for report in found if hasattr(report, "when")]
-    told = {r.nodeid: value for r in reports for name, value in getattr(r, "user_properties", ()) if name == "fuzz"}
-    if not told:
-        return
-    terminalreporter.section("fuzz")
-    for loop, counts in sorted(told.items()):
-        terminalreporter.write_line(f"{loop.rpartition('::')[2]}: {_line(counts)}")
-    terminalreporter.write_line(f"all: {_line([sum(column) for column in zip(*told.values(), strict=True)])}")
-
-
-def _line(counts: Any) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in zip(NAMES, counts, strict=True))

@@ -23,7 +23,6 @@ PATIENCE = 60  # seconds of one try
 ROOM = 6 * 2**30  # bytes that a loop may ask for beyond what its process has: more fails, and kills nobody
 MOST = 1_500_000  # kB that reading may really take beyond what the process has
 LONGEST = 50_000  # letters of what is still a sentence or a list of tensors that do not fit
-NAMES = ("tries", "failures", "code run", "bytes lost")
 
 HOSTILE: tuple[Any, ...] = (
     None,
