@@ -22,7 +22,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ from affinear.train import Recipe, Run
 from affinear.train.engine import ready, settled
 from affinear.train.spelling import parse
 from packing.pubmed import abstracts
-from running.briefly import seconds_of_a_step, train_briefly
+from running.briefly import opened, seconds_of_a_step, train_briefly
 from running.cells import Cell, is_worker, results, serve
 from running.files import keep
 from running.machine import machine
@@ -169,12 +168,6 @@ def run_of(given: argparse.Namespace, kind: str, arm: str, width: int, seed: int
     setup = tasks.recipe_for("language", model, recipe, **changes_of(given, kind, seed, steps))
     spec = str(given.tokens) if kind == "text" else given.recall
     return Run(model, spec, given.output, setup, args), opened(spec, setup)
-
-
-@cache
-def opened(spec: str, setup: Any) -> Any:
-    """A corpus, or a puzzle."""
-    return setup.task.open(spec, setup.settings)
 
 
 def steps_of(given: argparse.Namespace, kind: str) -> int:

@@ -27,7 +27,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +40,8 @@ from affinear.tasks.ranges.sequences import Ranges, Rows, Split
 from affinear.train import Recipe, Run
 from affinear.train.engine import ready, settled
 from affinear.train.spelling import parse
-from affinear.train.task import Setup
 from pages.ranges import CHANCE, PUBLISHED
-from running.briefly import seconds_of_a_step, train_briefly
+from running.briefly import opened, seconds_of_a_step, train_briefly
 from running.cells import Cell, is_worker, results, serve
 from running.files import keep
 from running.machine import machine
@@ -210,12 +208,6 @@ def run_of(given: argparse.Namespace, kind: str, arm: str, seed: int, steps: int
     """What is trained, and its data, which a process opens once."""
     setup = tasks.recipe_for("ranges", MODEL, kind, **changes_of(given, kind, seed, steps))
     return Run(MODEL, str(data), given.output, setup, {"mechanism": arm}), opened(str(data), setup)
-
-
-@cache
-def opened(spec: str, setup: Setup) -> Ranges:
-    """Sequences, and which part is judged by."""
-    return setup.task.open(spec, setup.settings)
 
 
 def steps_of(given: argparse.Namespace, kind: str) -> int:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from affinear.bench.timing import synchronize
@@ -19,7 +20,7 @@ from affinear.train.engine import ready, scored, settled
 from affinear.train.kit import Kit, build
 from affinear.train.seeding import kept_random_state
 from affinear.train.stepping import Stepper
-from affinear.train.task import Data, Score
+from affinear.train.task import Data, Score, Setup
 
 SHOWN = 40  # losses that are kept of a training
 
@@ -47,6 +48,17 @@ class Brief:
     peak_memory: int
     recipe: dict[str, Any]
     settings: dict[str, Any]
+
+
+@cache
+def opened(spec: str, setup: Setup) -> Any:
+    """The data of a task, which a process opens once, however many trainings it does.
+
+    Args:
+        spec: As `affinear train --data` takes it.
+        setup: Of the task, its settings among them.
+    """
+    return setup.task.open(spec, setup.settings)
 
 
 def train_briefly(run: Run, data: Data) -> Brief:

@@ -28,24 +28,11 @@ from ..language.work import LanguageWork, QuestionsWork
 from . import causal, hugging
 from .lesson import Lesson, begin, let_learn, student_of
 from .settings import SwapSettings, told_of
-from .two_stages import TwoStages
+from .two_stages import OF_TRANSFORMERS, TwoStages
 
 TEACHER = "teacher"
 LOOKED_AT = 2  # test rows that the report measures layers on
-_BOTH: Mapping[str, Any] = {
-    "batch_size": 32,
-    "weight_decay": 0.0,
-    "betas": (0.9, 0.95),
-    "sched": "cosine",
-    "warmup_lr": 0.0,
-    "clip_grad": 1.0,
-    "compile": False,
-    "channels_last": False,
-    "feature_map": "hedgehog",
-    "gain": True,
-    "convolution": 5,
-    "added_rate": 10.0,
-}
+_BOTH: Mapping[str, Any] = {**OF_TRANSFORMERS, "batch_size": 32, "feature_map": "hedgehog", "added_rate": 10.0}
 RECIPES: Mapping[str, Mapping[str, Any]] = {
     "layers": {**_BOTH, "stage": "layers", "steps": 300, "lr": 1e-3, "min_lr": 1e-4, "warmup_steps": 20},
     "whole": {**_BOTH, "stage": "whole", "steps": 1_000, "lr": 3e-4, "min_lr": 3e-5, "warmup_steps": 50,

@@ -11,6 +11,19 @@ from ...train.recipe import Recipe
 from ...train.task import Job, Setup, Task, unknown_recipe
 from . import lesson
 
+# Of both stages of a network of transformers', whatever it is for.
+OF_TRANSFORMERS: Mapping[str, Any] = {
+    "weight_decay": 0.0,
+    "betas": (0.9, 0.95),
+    "sched": "cosine",
+    "warmup_lr": 0.0,
+    "clip_grad": 1.0,
+    "compile": False,
+    "channels_last": False,
+    "gain": True,
+    "convolution": 5,
+}
+
 
 class TwoStages:
     """The part of a task that is the same whatever is distilled; it stands before the kind of task that it is put into.

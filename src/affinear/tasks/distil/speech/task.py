@@ -21,7 +21,7 @@ from ...speech.recordings import Voices
 from ...speech.task import MOST_AT_ONCE, NOTHING_HEARD, Speech
 from .. import hugging
 from ..lesson import begin
-from ..two_stages import TwoStages
+from ..two_stages import OF_TRANSFORMERS, TwoStages
 from . import whisper
 from .settings import DistilSpeechSettings
 from .transcripts import prompt_of
@@ -30,19 +30,7 @@ from .work import DistilSpeechWork, SpeechJob, halves, network_of, seconds_of, t
 
 LONGEST_PROMPT = 8  # tokens
 AT_ONCE = 1024  # texts that are spelled together
-_BOTH: Mapping[str, Any] = {
-    "batch_size": 16,
-    "weight_decay": 0.0,
-    "betas": (0.9, 0.95),
-    "sched": "cosine",
-    "warmup_lr": 0.0,
-    "clip_grad": 1.0,
-    "compile": False,
-    "channels_last": False,
-    "feature_map": "learned",
-    "gain": True,
-    "convolution": 5,
-}
+_BOTH: Mapping[str, Any] = {**OF_TRANSFORMERS, "batch_size": 16, "feature_map": "learned"}
 RECIPES: Mapping[str, Mapping[str, Any]] = {
     "layers": {**_BOTH, "stage": "layers", "steps": 500, "lr": 5e-4, "min_lr": 5e-6, "warmup_steps": 25,
                "added_rate": 6.0},
