@@ -25,6 +25,7 @@ write after every row. `page` writes the page about all of it. Where thirteen pr
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import itertools
 import json
@@ -60,10 +61,11 @@ from running.cells import Cell, is_worker, results, serve, work_off
 from running.crops import Kept, kept
 from running.files import keep
 from running.kept import left_behind
+from running.learning import BUILDING, TIMED, learn, step_seconds_of
 from running.machine import machine
 from running.options import add_options, arms_of, how_of, numbers, without_traceback
 from running.pace import Pace
-from running.scenes import Step, judge, learn, step_seconds_of
+from running.scenes import judge, learner_of
 from running.steps import step_seconds
 from running.telling import work_off_and_tell
 
@@ -217,10 +219,14 @@ def cell(given: argparse.Namespace) -> None:
         pace = Pace(
             given.output / "pace", given.parallel - bool(given.longer), given.fit, given.until, BESIDE, margin=0.7
         )
-        steps = pace.steps(given.cell, MOST, lambda: step_seconds_of(made(task, job, device), job, some, device))
+        brief = dataclasses.replace(job, recipe=job.recipe.changed(steps=BUILDING + TIMED))
+        steps = pace.steps(
+            given.cell, MOST, lambda: step_seconds_of(learner_of(made(task, brief, device), brief, some, device))
+        )
         job = task.settle(job_of(one, given, steps), data)
     network = made(task, job, device)
-    pace = learn(Step(network, job, some, device), said, given.until + (0 if one.longer else LATE), one.longer)
+    learner = learner_of(network, job, some, device)
+    pace = learn(learner, said, given.until + (0 if one.longer else LATE), one.longer)
     score, maps = judge(network, job, data, device)
     if (one.arm, one.seed) == SHOWN and given.what == ["camvid"]:  # the longer one ends last, and is shown
         show(maps, data, one.folder.with_name("maps"))
@@ -233,7 +239,7 @@ def cell(given: argparse.Namespace) -> None:
         "learned": len(data.train),
         "photos": score.count,
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
-        "pace": asdict(pace),
+        "pace": {**asdict(pace), "images_per_second": job.recipe.batch_size / pace.step_seconds},
         "seconds": time.monotonic() - began,
         "split": split,
         "changes": one.changes,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from affinear import tasks
+from affinear.tasks.language.work import LanguageWork
 from affinear.train import Run, train
 
 SPEC = "recall:length=16,pairs=2,symbols=8,train=64,test=32"
@@ -34,22 +38,38 @@ def test_it_comes_to_what_the_engine_comes_to(script: Any, run: Run, data: Any):
     assert dict(brief.score.numbers) == dict(whole.score)
     assert brief.parameters == whole.parameters
     assert brief.recipe["steps"] == 5
-    assert [step for step, _ in brief.losses] == [1, 2, 3, 4, 5]
+    assert (brief.pace.steps, brief.stretch, len(brief.pace.losses)) == (5, 1, 5)
 
 
-def test_epochs_follow_each_other(script: Any, run: Run):
+def test_epochs_follow_each_other_in_orders_of_their_own(script: Any, run: Run):
     few = SPEC.replace("train=64", "train=8")  # two steps in an epoch
-    data = run.setup.task.open(few, run.setup.settings)
-    brief = script("running.briefly").train_briefly(Run(run.model, few, run.output, run.setup, run.model_args), data)
-    assert brief.losses[-1][0] == 5
+    batches = script("running.briefly").laid_out(run.model, few, run.setup)
+    assert batches.tokens.shape[:2] == (5, 4)
+    first, second, third = (batches.tokens[at : at + 2].flatten(0, 1) for at in (0, 2, 3))
+    assert not torch.equal(first, second)
+    assert sorted(first.tolist()) == sorted(second.tolist()) != sorted(third.tolist())
+
+
+def test_networks_that_differ_learn_from_the_same_batches(script: Any, run: Run, data: Any):
+    briefly = script("running.briefly")
+    batches = briefly.laid_out(run.model, run.data, run.setup)
+    other = dataclasses.replace(run, model_args={**run.model_args, "mechanism": "softmax"})
+    briefly.train_briefly(other, data)
+    assert briefly.laid_out(run.model, run.data, run.setup) is batches
+
+
+def test_an_experiment_may_have_a_loss_of_its_own(script: Any, run: Run, data: Any):
+    losses = list[float]()
+
+    class Told(LanguageWork):
+        def loss(self, network: nn.Module, batch: Any) -> Tensor:
+            loss = super().loss(network, batch)
+            losses.append(loss.item())
+            return loss
+
+    pace = script("running.briefly").train_briefly(run, data, Told).pace
+    assert pace.losses == pytest.approx(losses)
 
 
 def test_a_step_is_timed(script: Any, run: Run, data: Any):
-    assert script("running.briefly").seconds_of_a_step(run, data, warm=1, timed=2) > 0
-
-
-def test_a_loss_that_is_no_number_ends_it(script: Any, run: Run, data: Any, monkeypatch: pytest.MonkeyPatch):
-    briefly = script("running.briefly")
-    monkeypatch.setattr(briefly.Stepper, "step", lambda *_: float("inf"))
-    with pytest.raises(RuntimeError, match="the loss is inf after 1 steps"):
-        briefly.train_briefly(run, data)
+    assert script("running.briefly").seconds_of_a_step(run, data, building=1, timed=2) > 0
