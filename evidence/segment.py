@@ -10,22 +10,20 @@
 
 `choose` trains `mavit_tiny` by the small recipe and variants of it, judges them by the validation photos, and writes
 the best one to `chosen.json`, which `camvid` then takes for all arms; without that file it takes the recipe as it is.
-`camvid` trains every arm with every seed that is not trained yet by the small recipe, several processes at a time, each
+`camvid` trains every arm with every seed that is not trained yet by the small recipe, two processes at a time, each
 of which does run after run, all by the same settings, and judges them on the test photos: all arms with the first seed,
-then `mavit_tiny` with the others, then the rest. It writes `camvid.json` after each. `--steps` says how many, or `--fit
-2` that two rounds of runs fill the time; `--longer mavit_tiny` trains that one beside them until the time is over. When
-it is, what runs is judged as it is, or is begun again by the same command. `--steps 2 --parallel 1` is a trial. `alone`
-measures each arm by itself: images per second and memory of a training step, parameters and multiply-adds. `upernet`
-does so for UperNet at 512 x 2048, two images at a time. `growth` takes one image through forward and backward of a
-backbone, from 512 x 512 up to 4096 x 4096, and `counted` counts what is kept for backward, which needs no GPU. All
-write after every row. `page` writes the page about all of it. Where thirteen processes shared an H200, a step of
-`camvid` took 0.1 to 0.2 s in each of its five, with 1 to 1.5 GB; 40 s go before the first.
+then `mavit_tiny` with the others, then the rest. It writes `camvid.json` after each. `--steps` says how many;
+`--longer mavit_tiny` trains that one beside them until the time is over. When it is, what runs is judged as it is, or
+is begun again by the same command. `--steps 2 --parallel 1` is a trial. `alone` measures each arm by itself: images per
+second and memory of a training step, parameters and multiply-adds. `upernet` does so for UperNet at 512 x 2048, two
+images at a time. `growth` takes one image through forward and backward of a backbone, from 512 x 512 up to 4096 x 4096,
+and `counted` counts what is kept for backward, which needs no GPU. All write after every row. `page` writes the page
+about all of it.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import itertools
 import json
@@ -56,15 +54,15 @@ from affinear.train import Recipe
 from affinear.train.settings import parse_size
 from affinear.train.spelling import parse
 from affinear.train.task import Job
+from packing.pack_scenes import ABOUT
 from pages.segmentation import by_arm, miou, written
 from running.cells import Cell, is_worker, results, serve, work_off
 from running.crops import Kept, kept
 from running.files import keep
 from running.kept import left_behind
-from running.learning import BUILDING, TIMED, learn, step_seconds_of
+from running.learning import learn
 from running.machine import machine
 from running.options import add_options, arms_of, how_of, numbers, without_traceback
-from running.pace import Pace
 from running.scenes import judge, learner_of
 from running.steps import step_seconds
 from running.telling import work_off_and_tell
@@ -81,20 +79,11 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "around mala": (LINEAR, {"mechanism": "mala"}),
 }
 USUAL = tuple(ARMS)[:7]
-OWN: dict[str, Any] = {
-    "short_side": 180,
-    "crop": "160x224",
-    "zoom": "0.95,1.5",
-    "batch_size": 8,
-    "balance": 0.5,
-    "warmup_steps": 150,  # after 52 the loss of mavit_tiny went up again
-    "memory": True,
-}
+OWN: dict[str, Any] = {"crop": "288x384", "balance": 0.5, "memory": True}
 VARIANTS: dict[str, tuple[str, ...]] = {  # to be chosen from by validation photos
     "as it is": (),
-    "whole size": ("short_side=none", "crop=320x320", "zoom=0.9,1.6", "batch_size=16"),
-    "wider": ("zoom=0.6,2.0", "drop_path=0.2"),
-    "gentler": ("lr=5e-4",),
+    "shrunk": ("short_side=240", "crop=192x256"),
+    "wider": ("zoom=0.6,2.0", "drop_path=0.1"),
     "unbalanced": ("balance=0",),
 }
 TRIED = "mavit_tiny"  # the arm that they are tried with
@@ -103,7 +92,6 @@ SHOWN = ("mavit_tiny", 0)  # the run whose maps are kept
 LATE = 10.0  # seconds after which what should have ended is judged as it is
 JUDGING = 30.0  # seconds that are kept for judging what learns until the time is over
 MOST = 20_000  # steps that it can take
-BESIDE = 15.0  # seconds that a training takes beside its steps
 PHOTOS = 6  # how many of them, evenly among the test photos
 UPERNETS = {"mavit_small_linear": {}, "mavit_small": {}, "swin_small_patch4_window7_224": {}}
 WIDE, WIDE_BATCH, WIDE_CLASSES = (512, 2048), 2, 150
@@ -215,15 +203,6 @@ def cell(given: argparse.Namespace) -> None:
     data, task = opened(given.data, split), tasks.find("segment")
     job = task.settle(job_of(one, given, MOST if one.longer else given.steps), data)
     some = learned_from(given.data, split, job.settings, device)
-    if given.fit and not one.longer:
-        pace = Pace(
-            given.output / "pace", given.parallel - bool(given.longer), given.fit, given.until, BESIDE, margin=0.7
-        )
-        brief = dataclasses.replace(job, recipe=job.recipe.changed(steps=BUILDING + TIMED))
-        steps = pace.steps(
-            given.cell, MOST, lambda: step_seconds_of(learner_of(made(task, brief, device), brief, some, device))
-        )
-        job = task.settle(job_of(one, given, steps), data)
     network = made(task, job, device)
     learner = learner_of(network, job, some, device)
     pace = learn(learner, said, given.until + (0 if one.longer else LATE), one.longer)
@@ -237,6 +216,7 @@ def cell(given: argparse.Namespace) -> None:
         "score": score.numbers,
         "classes": {part.name: part.numbers["miou"] for part in score.parts},
         "learned": len(data.train),
+        "packed": packed(given.data),
         "photos": score.count,
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "pace": {**asdict(pace), "images_per_second": job.recipe.batch_size / pace.step_seconds},
@@ -248,6 +228,12 @@ def cell(given: argparse.Namespace) -> None:
         "settings": job.settings.as_dict(),
     }
     keep(one.result, found)
+
+
+def packed(folder: str) -> dict[str, Any] | None:
+    """What `packing/pack_scenes.py` did to the photos; None where it did nothing."""
+    about = Path(folder, ABOUT)
+    return json.loads(about.read_text()) if about.is_file() else None
 
 
 def made(task: Any, job: Job[Segmentation], device: torch.device) -> nn.Module:
@@ -478,13 +464,12 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--page", type=Path, help="page: folder of README.md and its JSON")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
-    parser.add_argument("--fit", type=int, help="camvid: instead of --steps, as many as end in time in so many rounds")
     parser.add_argument("--longer", help="camvid: arms that are trained once more, until the time is over")
     parser.add_argument("--data", default="camvid", help="CamVid's folder, with images/ and annotations/")
     parser.add_argument("--output", required=True, type=Path, help="folder for runs and JSON")
     parser.add_argument("--arms", help="some of the arms, with commas")
-    add_options(parser, parallel=6, workers=1, minutes=60.0)
-    parser.add_argument("--steps", default=1000, type=int, help="training steps of each cell")
+    add_options(parser, parallel=2, workers=1, minutes=60.0)
+    parser.add_argument("--steps", default=2000, type=int, help="training steps of each cell")
     parser.add_argument(
         "--size", type=parse_size, help="alone, upernet: another height and width, such as 64x64; growth: the largest"
     )

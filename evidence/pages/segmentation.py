@@ -15,7 +15,7 @@ Row = Mapping[str, Any]
 PARTS = ("camvid", "alone", "upernet", "growth", "counted")
 FLOOR = 0.5  # mIoU that mavit_tiny was to reach
 COMMANDS = """```sh
-PYTHONPATH=src python evidence/segment.py camvid --data camvid --output outputs --minutes 20 --fit 6 --mps
+PYTHONPATH=src python evidence/segment.py camvid --data camvid --output outputs --minutes 9
 PYTHONPATH=src python evidence/segment.py alone --output outputs
 PYTHONPATH=src python evidence/segment.py upernet --output outputs
 PYTHONPATH=src python evidence/segment.py growth --output outputs
@@ -69,8 +69,7 @@ def _limits(cells: Sequence[Row], found: Mapping[str, Any]) -> str:
             f"{many} seeds and {steps_of(cells):,} steps from random weights on {learned} photos say which backbone "
             "learns quickly, not which is best with trained weights, more photos or more steps. One recipe served all "
             "of them; it was settled with `mavit_tiny` in mind and never by test photos, so others may lose by it. "
-            f"Photos whose shorter side is {cells[0]['settings']['short_side']} pixels have few tokens: nothing here "
-            "speaks of larger ones."
+            "Photos of 480 x 360 pixels have few tokens: nothing here speaks of larger ones."
         )
         if max(seeds) < 3:
             told.append("With fewer than three seeds, a difference of a few points is noise.")
@@ -78,7 +77,7 @@ def _limits(cells: Sequence[Row], found: Mapping[str, Any]) -> str:
     missing = [part for part in PARTS if part not in found]
     if missing:
         told.append(f"Not measured yet: {', '.join(missing)}.")
-    told.append("Speeds are those of one machine in eager mode, where the host decides for small images.")
+    told.append("Speeds are those of one machine; eager ones are decided by the host where images are small.")
     return " ".join(told) + "\n"
 
 
@@ -100,15 +99,14 @@ def _camvid(cells: Sequence[Row], found: Mapping[str, Any]) -> str:
     crop = " x ".join(str(side) for side in settings["crop"])
     head = (
         f"**CamVid.** SemanticFPN by the recipe `small`, {steps_of(cells):,} steps of {recipe['batch_size']} crops of "
-        f"{crop}, cut out of photos whose shorter side is {settings['short_side']} pixels, zoomed by "
+        f"{crop}, cut out of {_photos(settings)}, zoomed by "
         f"{settings['zoom'][0]:g} to {settings['zoom'][1]:g}, AdamW at {recipe['lr']:g}, classes balanced by a power "
         f"of {settings['balance']:g}; averaged weights after the last step, whole photos, {cells[0]['photos']} of the "
         f"{cells[0]['split']} half, compared with maps of their full size, no choice among evaluations. Mean ± "
         "deviation over seeds, in percent. Images per second and memory are of a training step, each backbone alone "
         f"on the GPU where it was measured so{_alone_size(found)}, else (marked *) beside others.\n\n"
         "A step is a CUDA graph over photos that lie on the GPU; crops are cut and lit there as the library does it on "
-        "the host, with other random numbers. Photos were packed before: shrunk to a shorter side of 240 pixels and "
-        "written as WebP of quality 82, maps without loss (`evidence/packing/pack_scenes.py`).\n"
+        f"the host, with other random numbers.{_packing(cells[0]['packed'])}\n"
     )
     lines = ["| backbone | steps | seeds | mIoU | lowest to highest | aAcc | M parameters | images/s | GB |"]
     lines += ["|---|---|---|---|---|---|---|---|---|"]
@@ -125,6 +123,21 @@ def _camvid(cells: Sequence[Row], found: Mapping[str, Any]) -> str:
             f"| {rows[0]['parameters'] / 1e6:.1f} | {speed:.0f}{mark} | {memory:.1f}{mark} |"
         )
     return "\n".join([head, *lines, "", _floor(groups), _choice(found["camvid"].get("chosen")), _classes(groups)])
+
+
+def _photos(settings: Row) -> str:
+    side = settings["short_side"]
+    return "photos of 480 x 360" if side is None else f"photos whose shorter side is {side} pixels"
+
+
+def _packing(about: Row | None) -> str:
+    """What photos lost before they were learned from."""
+    if about is None:
+        return ""
+    return (
+        f" Photos were packed before: shrunk to a shorter side of {about['short_side']} pixels and written as WebP of "
+        f"quality {about['quality']}, maps without loss (`evidence/packing/pack_scenes.py`)."
+    )
 
 
 def _alone_size(found: Mapping[str, Any]) -> str:

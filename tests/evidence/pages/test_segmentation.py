@@ -27,6 +27,7 @@ def scene(arm: str, seed: int, miou: float, longer: bool = False) -> dict[str, A
         "parameters": 1.7e7,
         "pace": pace,
         "learned": 367,
+        "packed": None,
         "photos": 233,
         "split": "test",
         "recipe": recipe,
@@ -80,6 +81,15 @@ def test_a_page_says_by_what_the_recipe_was_chosen(page: Any) -> None:
     text = page.page({"camvid": {"cells": cells, "chosen": chosen}})
     assert "The recipe, wider (`zoom=0.5,2.0`), was chosen" in text
     assert "mIoU of small 50.0, wider 55.0" in text
+
+
+def test_a_page_says_what_photos_lost_before(page: Any) -> None:
+    cell = scene("mavit_tiny", 0, 0.6)
+    assert "packed before" not in page.page({"camvid": {"cells": [cell]}})
+    cell["packed"] = {"short_side": 240, "quality": 82}
+    assert "shrunk to a shorter side of 240 pixels and written as WebP of quality 82" in page.page(
+        {"camvid": {"cells": [cell]}}
+    )
 
 
 def test_a_mean_below_the_floor_is_called_missed(page: Any) -> None:
