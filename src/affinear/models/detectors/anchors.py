@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ class Anchors(AnchorGenerator):
         """All anchors of each image, level by level, (N, 4) in float32."""
         self.set_cell_anchors(torch.float32, feature_maps[0].device)
         grids = [list(level.shape[-2:]) for level in feature_maps]
-        strides = [[torch.tensor(stride, device=feature_maps[0].device)] * 2 for stride in self.strides]
+        strides: Any = [[stride] * 2 for stride in self.strides]  # as tensors each would be a wait for the GPU
         every = torch.cat(self.grid_anchors(grids, strides))
         return [every] * len(image_list.image_sizes)
 

@@ -36,7 +36,7 @@ class Rows:
         self.starts = np.cumsum([0, *self.counts[:-1]])
         owner = np.repeat(np.arange(len(self.counts)), self.counts)
         places = np.stack((owner, np.arange(len(owner)) - self.starts[owner]))
-        self.owner, self.place = torch.from_numpy(places).to(device)
+        self.owner, self.place = bring(torch.from_numpy(places), device)
 
     @staticmethod
     def of(parts: Sequence[Tensor]) -> Rows:
@@ -52,6 +52,11 @@ class Rows:
     def real(self) -> Tensor:
         """Which places of the rectangle are a row's own, (rows, longest)."""
         return self.padded(torch.ones_like(self.owner, dtype=torch.bool))
+
+
+def bring(values: Tensor, device: torch.device) -> Tensor:
+    """Values on a device. CUDA is not waited for: what is not pinned is copied aside before the call returns."""
+    return values.to(device, non_blocking=device.type == "cuda")
 
 
 def overlaps(boxes: Tensor, others: Tensor) -> Tensor:
@@ -108,7 +113,7 @@ def draw(
     """
     device = labels.device
     kinds = [torch.where(labels >= 1)[0], torch.where(labels == 0)[0]]
-    ends = torch.from_numpy(np.cumsum(counts)).to(device)
+    ends = bring(torch.from_numpy(np.cumsum(counts)), device)
     upto: list[list[int]] = torch.stack([torch.searchsorted(kind, ends) for kind in kinds]).tolist()
     there = np.diff(np.array(upto), axis=1, prepend=0)
     shows = np.minimum(there[0], int(sampler.batch_size_per_image * sampler.positive_fraction))
@@ -118,7 +123,8 @@ def draw(
         for kind, order in enumerate(orders):
             order.append(torch.randperm(int(there[kind, image]), device=device)[: int(taken[kind, image])])
     first = np.cumsum(there, axis=1) - there
-    shift = torch.from_numpy(np.concatenate([np.repeat(first[kind], taken[kind]) for kind in (0, 1)])).to(device)
+    shift = np.concatenate([np.repeat(first[kind], taken[kind]) for kind in (0, 1)])
+    shift = bring(torch.from_numpy(shift), device)
     shifts = shift.split(taken.sum(axis=1).tolist())
     drawn = [
         kind[torch.cat(order) + shift].sort().values for kind, order, shift in zip(kinds, orders, shifts, strict=True)
@@ -128,7 +134,8 @@ def draw(
 
 def limits(sizes: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
     """Right and bottom rims of images of these heights and widths, (B, 2)."""
-    return torch.tensor([(width, height) for height, width in sizes], dtype=torch.float32).to(device)
+    rims = torch.tensor([(width, height) for height, width in sizes], dtype=torch.float32)
+    return bring(rims, device)
 
 
 def clip(boxes: Tensor, rims: Tensor) -> Tensor:

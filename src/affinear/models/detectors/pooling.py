@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -40,19 +41,21 @@ class RegionPool(nn.Module):
         every = torch.cat(boxes)
         regions = torch.cat((Rows.of(boxes).owner[:, None].to(every), every), dim=1)
         chosen = self.level(every)
+        # One wait for the GPU, not one for each level; a region that is no number is on none.
+        counts: list[int] = (chosen == torch.arange(len(levels), device=every.device)[:, None]).sum(dim=1).tolist()
+        order = chosen.argsort(stable=True)[len(every) - sum(counts) :]
+        pooled = [
+            roi_align(bordered(level, sizes, stride), some, self.size, 1 / stride, self.sampling or -1, self.aligned)
+            for level, stride, some in zip(levels, self.strides, regions[order].split(counts), strict=True)
+        ]
         out = levels[0].new_zeros(len(every), levels[0].shape[1], self.size, self.size)
-        for i, (level, stride) in enumerate(zip(levels, self.strides, strict=True)):
-            mine = torch.where(chosen == i)[0]
-            level = bordered(level, sizes, stride)
-            pooled = roi_align(level, regions[mine], self.size, 1 / stride, self.sampling or -1, self.aligned)
-            out = out.index_copy(0, mine, pooled.to(out.dtype))
-        return out
+        return out.index_copy(0, order, torch.cat(pooled).to(out.dtype))
 
     def level(self, boxes: Tensor) -> Tensor:
         """Which level each box (N, 4) is looked up in, (N,)."""
         side = ((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])).sqrt()
-        first = torch.log2(torch.tensor(float(self.strides[0]), device=boxes.device))
-        return torch.floor(4 + torch.log2(side / CANONICAL) + 1e-6 - first).clamp(0, len(self.strides) - 1).long()
+        place = 4 + torch.log2(side / CANONICAL) + 1e-6 - math.log2(self.strides[0])
+        return place.floor().clamp(0, len(self.strides) - 1).long()
 
 
 def bordered(level: Tensor, sizes: Sequence[tuple[int, int]], stride: int) -> Tensor:

@@ -12,7 +12,7 @@ from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead, con
 from torchvision.ops import batched_nms
 
 from .anchors import Anchors, on_images, sizes_of
-from .matching import BETWEEN, Rows, clip, draw, limits, match
+from .matching import BETWEEN, Rows, bring, clip, draw, limits, match
 from .settings import DetectorSettings
 
 NEVER = 1e-12  # less likely than any real region, more than an anchor on padding
@@ -51,7 +51,7 @@ class Proposals(RegionProposalNetwork):
             counts: Boxes of each level.
         """
         top = self._get_top_n_idx(likely, counts)
-        level = torch.repeat_interleave(torch.tensor(counts)).to(top.device)[top]
+        level = bring(torch.repeat_interleave(torch.tensor(counts)), top.device)[top]
         scores = likely.gather(1, top).sigmoid()
         boxes = clip(boxes.gather(1, top[..., None].expand(-1, -1, 4)), rims[:, None])
         good = ((boxes[..., 2:] - boxes[..., :2]) >= self.min_size).all(dim=-1) & (scores >= self.score_thresh)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torchvision.models.detection.roi_heads import RoIHeads, fastrcnn_loss
 from torchvision.ops import roi_align
 
-from .matching import BACKGROUND, Rows, draw, match
+from .matching import BACKGROUND, Rows, bring, draw, match
 
 Target = dict[str, Tensor]
 Sizes = list[tuple[int, int]]
@@ -80,7 +80,7 @@ def sample(stage: RoIHeads, proposals: list[Tensor], targets: Sequence[Target]) 
     boxes = torch.cat(every)
     rows = Rows([a + b for a, b in zip(given.counts, own.counts, strict=True)], boxes.device)
     matched = match(stage.proposal_matcher, own.padded(objects), own.real(), rows.padded(boxes))[rows.owner, rows.place]
-    starts = torch.from_numpy(own.starts).to(boxes.device)
+    starts = bring(torch.from_numpy(own.starts), boxes.device)
     number = (starts[rows.owner] + matched.clamp(min=0)).clamp(max=max(len(objects) - 1, 0))
     if not len(objects):
         objects, labels = boxes.new_zeros(1, 4), torch.zeros_like(number)
@@ -89,7 +89,7 @@ def sample(stage: RoIHeads, proposals: list[Tensor], targets: Sequence[Target]) 
     labels = labels.masked_fill(matched == BACKGROUND, 0).masked_fill(matched < BACKGROUND, -1)
     shows, others, counts = draw(stage.fg_bg_sampler, labels, rows.counts)
     taken = torch.cat((shows, others)).sort().values
-    before = torch.tensor(given.counts).to(boxes.device)
+    before = bring(torch.tensor(given.counts), boxes.device)
     owner, number = rows.owner[taken], number[taken]
     return Samples(
         boxes[taken],
