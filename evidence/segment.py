@@ -13,8 +13,8 @@ the best one to `chosen.json`, which `camvid` then takes for all arms; without t
 `camvid` trains every arm with every seed that is not trained yet by the small recipe, two processes at a time, each
 of which does run after run, all by the same settings, and judges them on the test photos: all arms with the first seed,
 then `mavit_tiny` with the others, then the rest. It writes `camvid.json` after each. `--steps` says how many;
-`--longer mavit_tiny` trains that one beside them until the time is over. When it is, what runs is judged as it is, or
-is begun again by the same command. `--steps 2 --parallel 1` is a trial. `alone` measures each arm by itself: images per
+`--longer mavit_tiny` trains that one beside them until the time is over, and is judged as it is then; what else runs
+then is begun anew by the same command. `--steps 2 --parallel 1` is a trial. `alone` measures each arm by itself: images per
 second and memory of a training step, parameters and multiply-adds. `upernet` does so for UperNet at 512 x 2048, two
 images at a time. `growth` takes one image through forward and backward of a backbone, from 512 x 512 up to 4096 x 4096,
 and `counted` counts what is kept for backward, which needs no GPU. All write after every row. `page` writes the page
@@ -27,6 +27,7 @@ import argparse
 import functools
 import itertools
 import json
+import math
 import statistics
 import sys
 import time
@@ -89,7 +90,6 @@ VARIANTS: dict[str, tuple[str, ...]] = {  # to be chosen from by validation phot
 TRIED = "mavit_tiny"  # the arm that they are tried with
 ALONE, BATCH, CLASSES = (352, 480), 16, 11  # whole photos
 SHOWN = ("mavit_tiny", 0)  # the run whose maps are kept
-LATE = 10.0  # seconds after which what should have ended is judged as it is
 JUDGING = 30.0  # seconds that are kept for judging what learns until the time is over
 MOST = 20_000  # steps that it can take
 PHOTOS = 6  # how many of them, evenly among the test photos
@@ -205,7 +205,7 @@ def cell(given: argparse.Namespace) -> None:
     some = learned_from(given.data, split, job.settings, device)
     network = made(task, job, device)
     learner = learner_of(network, job, some, device)
-    pace = learn(learner, said, given.until + (0 if one.longer else LATE), one.longer)
+    pace = learn(learner, said, given.until if one.longer else math.inf, one.longer)
     score, maps = judge(network, job, data, device)
     if (one.arm, one.seed) == SHOWN and given.what == ["camvid"]:  # the longer one ends last, and is shown
         show(maps, data, one.folder.with_name("maps"))
