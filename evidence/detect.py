@@ -1,14 +1,15 @@
 """The evidence of detection: nuclei and blood cells from random weights, on one GPU, within a given time.
 
-    PYTHONPATH=src python evidence/detect.py --data DATA --out detect --minutes 7
+    PYTHONPATH=src python evidence/detect.py --data DATA --out detect --minutes 7 --page results/detection
     PYTHONPATH=src python evidence/detect.py --data DATA --out detect --part page --page results/detection
 
 trains every cell that is not there yet, several at a time on one GPU, `mavit_tiny` with every seed, then the first seed
-of all others before the second of any, and writes `cells/NAME.json` as each is done; when the time is over nothing new
-is begun, and the same command goes on. `--part table` prints what came out, `--part page` writes the page about it.
-`--steps 2 --limit 2 --only nuclei` is a trial. Where thirteen processes shared an H200, a step of nuclei took 0.4 to
-0.7 s in each of four, with 4 to 8 GB, and judging 10 to 25 s. It needs torch,
-torchvision, timm, accelerate, safetensors and numpy.
+of all others, then the other seeds detector by detector, and writes `cells/NAME.json` as each is done; when the time is
+over nothing new is begun, and the same command goes on. Cells that the page of `--page` has are taken from there.
+`--part prepare` only decodes the images, which no GPU need wait for; `--part table` prints what came
+out, `--part page` writes the page about it. `--steps 2 --limit 2 --only nuclei` is a trial. Where thirteen processes
+shared an H200, a step of nuclei took 0.4 to 0.7 s in each of four, with 4 to 8 GB, and judging 10 to 25 s. It needs
+torch, torchvision, timm, accelerate, safetensors and numpy.
 
 Nuclei: crops of 256 x 256 at their own scale, so that no batch has padding, Mask R-CNN and Cascade Mask R-CNN, judged
 on whole images of the validation half with at most 400 detections an image. Blood cells: RetinaNet on whole images,
@@ -24,7 +25,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from affinear.tasks.detect.coco import Coco, Half
 from affinear.tasks.detect.finding import found_of
 from affinear.tasks.detect.opening import Reading, open_coco
 from affinear.tasks.detect.precision import Truth, match, summarize
-from pages.detection import written
+from pages.detection import known, name_of, written
 from pages.words import percent
 from running.cells import Cell, is_worker, serve, work_off
 from running.files import keep
@@ -392,12 +393,12 @@ def trainings(plans: Sequence[str], seeds: int) -> list[Training]:
     """All of them: every seed of the first arm, as it has the bar, then the first of every other before the second."""
     every = [
         Training(plan, kind, arm, seed)
-        for seed in range(seeds)
         for plan in plans
-        for arm in PLANS[plan].arms
         for kind in PLANS[plan].kinds
+        for seed in range(seeds)
+        for arm in PLANS[plan].arms
     ]
-    return sorted(every, key=lambda one: 0 if one.arm == PLANS[one.plan].arms[0] else 1 + one.seed)
+    return sorted(every, key=lambda one: (one.arm != PLANS[one.plan].arms[0], one.seed > 0))
 
 
 def plans_of(given: argparse.Namespace) -> dict[str, Plan]:
@@ -409,13 +410,28 @@ def plans_of(given: argparse.Namespace) -> dict[str, Plan]:
 def train_all(given: argparse.Namespace) -> None:
     """Let processes do all that is left, until the time is over; what has begun ends, as it could not go on."""
     plans = plans_of(given)
-    for name, plan in plans.items():
-        prepare(plan, given.data, given.out / f"{name}.pt")
+    prepare_all(given)
+    if given.page is not None:
+        take(given.page, given.out / "cells", plans)
     names = [one.name for one in trainings(list(plans), given.seeds)]
     cells = [Cell.in_files(name, given.out / "cells", (*sys.argv[1:], "--cell")) for name in names]
     left = work_off(__file__, cells, how_of(given, given.out, stop=False), lambda one: line(one.read() or {}))
     if left:
         print(f"{len(left)} cells are left: {', '.join(one.title for one in left)}", flush=True)
+
+
+def take(page: Path, cells: Path, plans: Mapping[str, Plan]) -> None:
+    """Put cells that a page has, and that were trained as these plans say, where those are that are done."""
+    plainly = {name: json.loads(json.dumps(asdict(plan))) for name, plan in plans.items()}
+    for told in known(page):
+        if told["plan"] == plainly.get(told["cell"]["plan"]):
+            keep(cells / f"{name_of(told)}.json", told)
+
+
+def prepare_all(given: argparse.Namespace) -> None:
+    """Decode the images of all data sets that are asked for."""
+    for name, plan in plans_of(given).items():
+        prepare(plan, given.data, given.out / f"{name}.pt")
 
 
 def line(told: dict[str, Any]) -> str:
@@ -456,6 +472,9 @@ def main() -> int:
         done = [json.loads(file.read_text()) for file in sorted((given.out / "cells").glob("*.json"))]
         print(written(given.page, done))
         return 0
+    if given.part == "prepare":
+        prepare_all(given)
+        return 0
     if given.part == "train":
         train_all(given)
     table(given.out)
@@ -467,8 +486,8 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="the folder of nuclei/ and bccd/")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--part", choices=("train", "table", "page"), default="train")
-    parser.add_argument("--page", type=Path, help="with --part page: folder of README.md and cells.json")
+    parser.add_argument("--part", choices=("prepare", "train", "table", "page"), default="train")
+    parser.add_argument("--page", type=Path, help="folder of README.md and the cells that it tells of")
     parser.add_argument("--only", default="bccd,nuclei")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--parallel", type=int, default=7, help="processes, each of which does cell after cell")

@@ -22,7 +22,7 @@ NAMES = {
 }
 COMMANDS = """```sh
 PYTHONPATH=src python evidence/detect.py --data DATA --out detect --minutes 7 --only bccd
-PYTHONPATH=src python evidence/detect.py --data DATA --out detect --minutes 20 --only nuclei
+PYTHONPATH=src python evidence/detect.py --data DATA --out detect --minutes 20 --only nuclei --page results/detection
 PYTHONPATH=src python evidence/detect.py --data DATA --out detect --part page --page results/detection
 ```
 """
@@ -36,11 +36,11 @@ def written(folder: Path, cells: Sequence[Row]) -> str:
         cells: New ones; those that are there already and not among them stay.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    every = {_name(cell): cell for cell in (*_kept(folder), *cells)}
+    every = {name_of(cell): cell for cell in (*known(folder), *cells)}
     nuclei = [every[name] for name in sorted(every) if every[name]["cell"]["plan"] == "nuclei"]
     blood = [every[name] for name in sorted(every) if every[name]["cell"]["plan"] == "bccd"]
     for cell in blood:
-        keep(folder / f"{_name(cell)}.json", cell)
+        keep(folder / f"{name_of(cell)}.json", cell)
     if nuclei:
         keep(folder / "nuclei.json", nuclei)
     text = page(nuclei, blood)
@@ -93,7 +93,8 @@ def _nuclei(cells: Sequence[Row]) -> str:
     head = (
         f"**Nuclei.** {plan['steps']} steps of {plan['batch']} crops, at most {plan['cap']} detections an image, "
         "averaged weights after the last step, whole images of the validation half. Mean ± deviation over seeds, in "
-        "percent. Milliseconds are those of a step on a GPU that several trainings shared.\n"
+        "percent. Milliseconds are those of a step on a GPU that several trainings shared, not always as many: they "
+        "compare nothing.\n"
     )
     lines = ["| detector | backbone | seeds | box AP | AP50 | AP75 | mask AP | M parameters | ms a step | GiB |"]
     lines += ["|---|---|---|---|---|---|---|---|---|---|"]
@@ -165,11 +166,13 @@ def _many(numbers: Sequence[int]) -> str:
     return " or ".join(f"{number:,}" for number in numbers)
 
 
-def _name(cell: Row) -> str:
+def name_of(cell: Row) -> str:
+    """Of a cell, and of its file."""
     return "-".join(str(cell["cell"][part]) for part in ("plan", "kind", "arm", "seed"))
 
 
-def _kept(folder: Path) -> list[Row]:
+def known(folder: Path) -> list[Row]:
+    """The cells that a page was written from."""
     found: list[Row] = [json.loads(file.read_text()) for file in sorted(folder.glob("bccd-*.json"))]
     if (folder / "nuclei.json").is_file():
         found += json.loads((folder / "nuclei.json").read_text())
