@@ -1,7 +1,7 @@
 """The voices of The Ur-Quan Masters as features, packed for a machine that cannot read audio.
 
     PYTHONPATH=src python evidence/packing/pack_voices.py --voices voice/3dovoice --texts content/base/comm \
-        --out packed --hours 4.4
+        --out packed
 
 takes the unpacked voices (`uqm-*-voice.uqm`, a zip file) and texts (`uqm-*-content.uqm`) of the game and cuts every
 clip into its lines, which a file of times beside the clips tells. What comes out is `voices.json`, a row for every line
