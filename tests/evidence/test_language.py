@@ -1,19 +1,21 @@
-"""Language: a cell is trained and told, with a number of steps that is given or agreed on."""
+"""Language: a cell is trained and told, on rows as they are, for as many steps as are given."""
 
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from affinear.tasks.language.opening import open_corpus
 from affinear.tasks.language.reading import Texts
 from affinear.tasks.language.settings import LanguageSettings
 from affinear.tasks.language.spelling import learnt
 from affinear.tasks.language.tokens import write
+from affinear.tasks.language.work import LanguageWork
+from affinear.train.engine import settled
 
 TINY = ("batch_size=2", "context=16")
 SETS = [word for one in TINY for word in ("--set", one)]
@@ -47,27 +49,54 @@ def given(language: Any, tmp_path: Path, tokens: Path, *words: str) -> Any:
 
 @pytest.mark.parametrize("arm", ["softmax", "mala", "mamba2"])
 def test_a_cell_is_trained_and_told_by_position(language: Any, tmp_path: Path, tokens: Path, arm: str):
-    asked = given(language, tmp_path, tokens, "--share", "0.002")
+    asked = given(language, tmp_path, tokens, "--steps", "text=2")
     (one,) = language.cells_of(asked, "text", arm, 5)
     language.cell(language.arguments().parse_args(one.arguments))
-    table = language.tell([one], asked)
+    table = language.tell(asked)
     (cell,) = json.loads((tmp_path / "language.json").read_text())["cells"]
     assert (cell["arm"], cell["seed"], cell["recipe"]["steps"], cell["settings"]["context"]) == (arm, 5, 2, 16)
     assert cell["score"]["perplexity"] > 1
+    assert cell["ms_per_step"] > 0
     assert cell["positions"]
     assert cell["data"]["train_tokens"] > 100
     assert f"| {arm} | 1 |" in table
+    assert "Recall" not in table
 
 
-def test_all_cells_agree_on_how_many_steps_there_are(language: Any, tmp_path: Path, tokens: Path):
-    asked = given(language, tmp_path, tokens, "--fit", "--minutes", "0.5", "--parallel", "1")
-    pacing = language.pacing_of(asked, ["text"], ["mala", "mamba2"], [0, 1])
-    assert dict(pacing.trainings) == {"text mamba2": 2, "text mala": 2}
-    assert time.time() < pacing.until <= time.time() + 30
-    language.begin(language.pace_folder(asked), pacing)
-    cells = [one for seed in (0, 1) for one in language.cells_of(asked, "text", "mala", seed)]
-    for one in cells:
-        language.cell(language.arguments().parse_args(one.arguments))
-    decided = json.loads((language.pace_folder(asked) / "steps.json").read_text())["text"]
-    assert {one.read()["recipe"]["steps"] for one in cells} == {decided}
-    assert decided >= 2
+def test_documents_of_a_row_see_those_before_them(language: Any, tmp_path: Path, tokens: Path):
+    run, data = language.run_of(given(language, tmp_path, tokens), "text", "mala", 0, 0, 2)
+    work = language.WholeRows(settled(run, data), data, torch.device("cpu"))
+    batch = next(iter(work.train_loader()))
+    network = run.setup.task.network(work.job)
+    many = batch._replace(fresh=torch.rand(batch.fresh.shape) < 0.3)
+    whole = network(batch.tokens, batch.targets, None)
+    torch.testing.assert_close(work.loss(network, many), whole)
+    assert not torch.allclose(LanguageWork.loss(work, network, many), whole)
+
+
+def test_cells_of_a_seed_come_before_the_next_and_recall_has_widths(language: Any, tmp_path: Path, tokens: Path):
+    asked = given(language, tmp_path, tokens)
+    assert [one.title for one in language.cells_of(asked, "text", "nala", 1)] == ["text, nala, seed 1"]
+    widths = [one.title for one in language.cells_of(asked, "recall", "nala", 1)]
+    assert widths == [f"recall, nala, head width {width}, seed 1" for width in (16, 32, 64)]
+    assert language.cells_of(asked, "recall", "mala_released", 1) == []
+
+
+def test_a_probe_times_every_arm(
+    language: Any,
+    tmp_path: Path,
+    tokens: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(language, "PROBED", 30)
+    asked = given(language, tmp_path, tokens, "--steps", "text=1000")
+    language.probe(language.trials(asked, ["text"], ["mala", "mamba2"], 3), tmp_path / "alone.json", language.WholeRows)
+    rows = json.loads((tmp_path / "alone.json").read_text())["rows"]
+    assert [row["arm"] for row in rows] == ["mala", "mamba2"]
+    assert all(row["ms"] > 0 for row in rows)
+    said = capsys.readouterr().out
+    assert "text, mala: " in said
+    assert "no graph (no GPU), loss " in said
+    told = float(said.split("one after the other: ")[1].split(" s")[0])
+    assert told == pytest.approx(sum(3 * row["ms"] for row in rows), abs=0.5)

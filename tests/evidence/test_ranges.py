@@ -31,17 +31,31 @@ def test_judging_by_some_leaves_all_to_learn_from(script: Any, tmp_path: Path, r
     assert some.test.labels.tolist() == [whole.test.labels[index] for index in (0, 1, 3)]
 
 
-def test_a_cell_is_trained_and_told_with_how_many_it_was_judged_by(script: Any, tmp_path: Path, reviews: Path):
+def test_cells_are_trained_and_told_whichever_call_they_were_done_by(script: Any, tmp_path: Path, reviews: Path):
     ranges = script("ranges")
-    sets = [word for one in ("steps=2", "batch_size=2", "length=16", "warmup_steps=1") for word in ("--set", one)]
-    told = ["--output", str(tmp_path), "--text", str(reviews), "--workers", "0", *sets]
+    sets = [word for one in ("batch_size=2", "length=16") for word in ("--set", one)]
+    told = ["--output", str(tmp_path), "--text", str(reviews), "--steps", "text=2", *sets]
     given = ranges.arguments().parse_args(told)
-    one = ranges.one_cell(given, "text", "mala", 5, ranges.data_file(given, "text"))
-    ranges.cell(ranges.arguments().parse_args(one.arguments))
-    table = ranges.tell([one], given, {"text": 4})
+    for arm, seed in (("mala", 5), ("softmax", 4)):
+        one = ranges.one_cell(given, "text", arm, seed, ranges.data_file(given, "text"))
+        ranges.cell(ranges.arguments().parse_args(one.arguments))
+    table = ranges.tell(given)
     found = json.loads((tmp_path / "ranges.json").read_text())
     assert found["judged"] == {"text": 4}
-    (cell,) = found["cells"]
-    assert (cell["kind"], cell["arm"], cell["seed"], cell["recipe"]["steps"]) == ("text", "mala", 5, 2)
-    assert cell["score"]["accuracy"] in (0, 0.25, 0.5, 0.75, 1)
+    assert [(one["arm"], one["seed"]) for one in found["cells"]] == [("softmax", 4), ("mala", 5)]
+    for cell in found["cells"]:
+        assert (cell["kind"], cell["recipe"]["steps"], cell["learnt_from"]) == ("text", 2, 4)
+        assert cell["score"]["accuracy"] in (0, 0.25, 0.5, 0.75, 1)
     assert "| text | mala | 1 |" in table
+
+
+def test_data_that_is_made_up_is_made_once(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    ranges = script("ranges")
+    monkeypatch.setitem(ranges.SIZES, "pathfinder", (3, 1, 2))
+    monkeypatch.setattr(ranges, "PARTS", 1)
+    given = ranges.arguments().parse_args(["--output", str(tmp_path)])
+    assert ranges.chosen_kinds(given) == ["listops", "pathfinder"]
+    file = ranges.data_file(given, "pathfinder")
+    before = file.stat().st_mtime_ns
+    assert open_ranges(str(file)).sizes == (3, 2)
+    assert ranges.data_file(given, "pathfinder").stat().st_mtime_ns == before
