@@ -89,17 +89,39 @@ def compared(cells: Cells, measure: str, beside: str, shown: Callable[[float], f
     return lines
 
 
-def speed(alone: Mapping[str, Any] | None) -> list[str]:
-    """Each arm by itself on the machine."""
-    if alone is None:
+def speed(found: Mapping[str, Any], alone: Mapping[str, Any] | None) -> list[str]:
+    """Each arm by itself on the machine: as a probe measured it, or else its trainings, if they had the machine."""
+    measured = found if alone is None else alone
+    rows = trained_alone(found) if alone is None else alone["rows"]
+    if not rows:
         return ["How long a step takes was not measured: trainings shared the machine.", ""]
-    counted = alone["machine"]["device"] != "CPU"  # nobody counts the memory of a CPU's steps
+    counted = measured["machine"]["device"] != "CPU"  # nobody counts the memory of a CPU's steps
     where = "GPU" if counted else "CPU"
-    lines = [f"## A training step, each arm alone on the {where}", "", "| kind | arm | ms | GiB |", "|---|---|---|---|"]
-    for row in alone["rows"]:
+    lines = [f"## A training step, each arm alone on the {where}", ""]
+    lines += ["| kind | arm | ms | GiB | one CUDA graph |", "|---|---|---|---|---|"]
+    for row in rows:
         memory = f"{row['gigabytes']:.2f}" if counted else "-"
-        lines.append(f"| {row['kind']} | {row['arm']} | {row['ms']:.1f} | {memory} |")
+        graph = "no" if row["no_graph"] else "yes"
+        lines.append(f"| {row['kind']} | {row['arm']} | {row['ms']:.2f} | {memory} | {graph} |")
     return [*lines, ""]
+
+
+def trained_alone(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A step of each kind and arm, the median over cells, where these were trained one at a time and timed."""
+    cells: Cells = [one for one in found["cells"] if found["parallel"] == 1 and "ms_per_step" in one]
+    rows: list[dict[str, Any]] = []
+    for kind, arm in dict.fromkeys((one["kind"], one["arm"]) for one in cells):
+        mine = [one for one in cells if (one["kind"], one["arm"]) == (kind, arm)]
+        rows.append(
+            {
+                "kind": kind,
+                "arm": arm,
+                "ms": statistics.median(one["ms_per_step"] for one in mine),
+                "gigabytes": max(one["peak_memory"] for one in mine) / 2**30,
+                "no_graph": next((one["no_graph"] for one in mine if one["no_graph"]), ""),
+            }
+        )
+    return rows
 
 
 def origin(found: Mapping[str, Any], script: str) -> list[str]:

@@ -12,9 +12,14 @@ RECALL = (
     "Recall is that of two small layers after few steps, without rotary positions: what is learnt by then, not what "
     "would fit."
 )
-APART = (
-    "`mamba2` stands for the state space models: Mamba itself scans token by token without its own kernels. It and "
-    "`softmax` have every document in a row of its own, where the others have them packed."
+ROWS = (
+    "Rows of text are taken as they are, in all arms alike: a document sees those that stand before it in its row, in "
+    "training and when it is judged."
+)
+MAMBA = (
+    "`mamba2` stands for the state space models: Mamba itself scans token by token without its own kernels. It has "
+    "none either, but scans in products of matrices (`evidence/running/scan.py`): its time says nothing about kernels "
+    "that are made for it."
 )
 
 
@@ -27,13 +32,14 @@ def language_page(found: Mapping[str, Any], alone: Mapping[str, Any] | None) -> 
         f"One corpus, PubMed's abstracts{_seen(text)}; about 15M parameters; one recipe and one rate, tuned for no "
         "arm. A difference in perplexity here says nothing about 340M parameters and 15 billion tokens."
         + f" {RECALL}" * bool(recall)
-        + f" {APART}",
+        + f" {ROWS}" * bool(text)
+        + f" {MAMBA}" * ("mamba2" in arms_of(cells)),
         "",
     ]
     if text:
         lines += ["## Perplexity on documents not seen", ""]
         lines += compared(text, "perplexity", "softmax", lambda value: value, "lower is better")
-        lines += ["", "By how many tokens came before, mean over seeds:", "", *_positions(text), ""]
+        lines += ["", "By how many tokens of its document came before, mean over seeds:", "", *_positions(text), ""]
     if recall:
         widths = sorted({one["width"] for one in recall})
         lines += ["## Associative recall, accuracy in percent by width of a head", ""]
@@ -43,7 +49,7 @@ def language_page(found: Mapping[str, Any], alone: Mapping[str, Any] | None) -> 
             parts = [spread([100 * one["score"]["accuracy"] for one in mine if one["width"] == w]) for w in widths]
             lines.append(f"| {arm} | {' | '.join(parts)} |")
         lines.append("")
-    return "\n".join(lines + speed(alone) + origin(found, "language.py"))
+    return "\n".join(lines + speed(found, alone) + origin(found, "language.py"))
 
 
 def _seen(cells: Cells) -> str:

@@ -44,7 +44,7 @@ def ranges_page(found: Mapping[str, Any], alone: Mapping[str, Any] | None) -> st
             trained(mine, kind) + judged(mine, kind, found.get("judged", {}).get(kind)),
             "",
         ]
-    return "\n".join(lines + speed(alone) + origin(found, "ranges.py"))
+    return "\n".join(lines + speed(found, alone) + origin(found, "ranges.py"))
 
 
 def bar(cells: Cells, kind: str) -> str:

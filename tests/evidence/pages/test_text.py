@@ -32,7 +32,10 @@ def test_language_is_told_by_arm_with_what_three_seeds_decide(script: Any):
     cells += [text("mala", seed, 22 + 0.1 * seed + 0.01 * (seed == 1)) for seed in range(3)]
     cells += [text("nala", 0, 21.0), recall("mala", 0, 0.25), recall("mala", 1, 0.35)]
     found = {"machine": MACHINE, "parallel": 4, "cells": cells}
-    alone = {"machine": MACHINE, "rows": [{"kind": "text", "arm": "mala", "ms": 12.34, "gigabytes": 3.5}]}
+    alone = {
+        "machine": MACHINE,
+        "rows": [{"kind": "text", "arm": "mala", "ms": 12.34, "gigabytes": 3.5, "no_graph": ""}],
+    }
     page = script("pages.language").language_page(found, alone)
     head = page.split("\n## ")[0]
     assert "**What cannot be concluded.** 9 trainings" in head
@@ -41,17 +44,31 @@ def test_language_is_told_by_arm_with_what_three_seeds_decide(script: Any):
     assert "| nala | 1 | 21.00 (one seed) | +1.00, one seed |" in page
     assert "| softmax | 25.10 | 20.10 |" in page
     assert "| mala | 30.00 ± 7.07 |" in page
-    assert "| text | mala | 12.3 | 3.50 |" in page
+    assert "| text | mala | 12.34 | 3.50 | yes |" in page
     assert "Recall is that of two small layers" in page
     assert "million tokens" not in page
+    assert "a document sees those that stand before it in its row" in page
+    assert "mamba2" not in page
 
 
 def test_language_is_told_with_how_much_was_read(script: Any):
     settings, data = {"context": 512}, {"sizes": [9, 1], "train_tokens": 9_900_000}
-    cells = [{**text("mala", 0, 20.0), "settings": settings, "data": data}]
+    cells = [{**text("mamba2", 0, 20.0), "settings": settings, "data": data}]
     page = script("pages.language").language_page({"machine": MACHINE, "parallel": 4, "cells": cells}, None)
     assert "abstracts, 32.8 million tokens seen in training, of 9.9 million; about 15M" in page
     assert "Recall" not in page
+    assert "its time says nothing about kernels that are made for it" in page
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_steps_are_told_where_trainings_had_the_machine(script: Any, parallel: int):
+    took = {"peak_memory": 2**30, "no_graph": ""}
+    cells = [{**text("mala", seed, 20.0), **took, "ms_per_step": 5.0 + seed} for seed in range(3)]
+    cells += [{**text("nala", 0, 20.0), **took, "ms_per_step": 7.25, "no_graph": "an operation waits"}]
+    page = script("pages.language").language_page({"machine": MACHINE, "parallel": parallel, "cells": cells}, None)
+    assert ("| text | mala | 6.00 | 1.00 | yes |" in page) == (parallel == 1)
+    assert ("| text | nala | 7.25 | 1.00 | no |" in page) == (parallel == 1)
+    assert ("trainings shared the machine" in page) == (parallel == 2)
 
 
 def test_ranges_are_told_by_kind_beside_chance_and_what_was_published(script: Any, tmp_path: Path):
@@ -87,12 +104,15 @@ def test_ranges_are_told_by_kind_beside_chance_and_what_was_published(script: An
 def test_a_page_of_a_cpu_names_no_gpu(script: Any):
     cells = [cell("image", "none", 0, score={"accuracy": 0.1})]
     found = {"machine": {"device": "CPU", "torch": "2", "cores": 2}, "parallel": 1, "cells": cells}
-    alone = {"machine": found["machine"], "rows": [{"kind": "image", "arm": "none", "ms": 9.87, "gigabytes": 0.0}]}
+    alone = {
+        "machine": found["machine"],
+        "rows": [{"kind": "image", "arm": "none", "ms": 9.87, "gigabytes": 0.0, "no_graph": "no GPU"}],
+    }
     page = script("pages.text").PAGES["ranges"]({**found, "judged": {"image": 400}}, alone)
     assert "Nearer to chance than that: `none`." in page
     assert "Nearer to the bar" not in page
     assert "each arm alone on the CPU" in page
-    assert "| image | none | 9.9 | - |" in page
+    assert "| image | none | 9.87 | - | no |" in page
     assert "Held by no arm; missed by `none` by 10.0 points" in page
     assert "Trained on a CPU of 2 cores, a thread for each training, torch 2, 1 at a time" in page
     assert "GPU" not in page
