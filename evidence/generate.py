@@ -1,19 +1,18 @@
 """The evidence for generation: DiT-S/2 on CIFAR-10 in pixels, by mechanism, on one GPU, within a given time.
 
     export AFFINEAR_INCEPTION=inception.safetensors        # see evidence/packing/pack_inception.py
-    PYTHONPATH=src python evidence/generate.py check --data cifar-10 --output outputs
-    PYTHONPATH=src python evidence/generate.py train --data cifar-10 --output outputs --minutes 60
-    PYTHONPATH=src python evidence/generate.py speed --output outputs --minutes 4
-    PYTHONPATH=src python evidence/generate.py train --data cifar-10 --output probe --probe
+    PYTHONPATH=src python evidence/generate.py --data sheets --output outputs --minutes 60
 
-`train` trains every arm with every seed that is not there yet, some processes at a time, all by the same settings and
-for as many steps, and judges the averaged weights: FID, kernel distance, precision, recall. Without `--steps` there are
-as many as the slowest can do in `--minutes`, found out in the beginning. It writes `generate.json` after each, and
-`samples.png`, a row of pictures for each arm. When the time is over the runs save themselves, and the same command goes
-on. `speed` measures each arm by itself: images per second of the whole sampler, and memory. `check` measures the
-distance of the test images from the training images, which is known: about 3.2 over Inception; and keeps the features
-of the training images, so that no cell after it has to compute them.
-`--probe` does a few steps of every arm and says how long the whole would take.
+trains every arm with every seed that is not there yet, one after the other, all by the same recipe and for as many
+steps, on the sheets that `evidence/packing/pack_cifar10.py` wrote, as many of them as there are, and judges the
+averaged weights: FID, kernel distance, precision, recall. A step is one CUDA graph over images that lie on the device,
+and so is one of Euler's from noise to images. Without `--steps` there are as many as all arms together can do in
+`--minutes`, found out in the beginning and kept in `state/steps.json`. A cell writes `cells/NAME.json` and a picture
+when it is done, and `generate.json` and `samples.png` hold all of them. When the time is over nothing new is begun, and
+the same command goes on. `--probe` times a few steps of every arm.
+
+Features of real images are computed once, and so is what is known of their distance: that of the last sheet from the
+others, `check.json`; between test and training images it is about 3.2.
 
 In all arms convolution, gate and positions are the same; one of them has no attention.
 """
@@ -21,102 +20,318 @@ In all arms convolution, gate and positions are the same; one of them has no att
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
+import copy
+import functools
 import math
-import re
-import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import numpy as np
 import torch
-import torch._dynamo
 from PIL import Image, ImageDraw
 from torch import Tensor, nn
 
 import affinear.models  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers the names
-from affinear import tasks
-from affinear.bench.timing import seconds_of, synchronize
+from affinear.bench.timing import synchronize
 from affinear.models.making import make
 from affinear.tasks.generate import TASK, metrics
+from affinear.tasks.generate.drawing import as_bytes, grid
 from affinear.tasks.generate.features import features_of
-from affinear.tasks.generate.process import Flow
-from affinear.tasks.generate.samples import some
-from affinear.tasks.generate.sampling import Way, sample
-from affinear.tasks.images.batching import Batching
-from affinear.train import Recipe, Run, train
-from affinear.train.progress import Progress
-from affinear.train.spelling import parse, parse_model_args
+from affinear.tasks.generate.process import STEPS, Flow
+from affinear.train import Recipe
+from affinear.train.spelling import parse_model_args
+from packing.pack_cifar10 import TEST, pictures_of
+from pages.words import shown, table
+from running.captured import Captured
 from running.cells import Cell, is_worker, results, serve
 from running.files import keep
+from running.learning import PART, Learner, half, learn, step_seconds_of
 from running.machine import machine
-from running.options import add_options, again, arms_of, how_of, numbers
-from running.pace import Pace, timed
+from running.options import arms_of, how_of, numbers
+from running.pacing import Pacing, agreed, begin
 from running.telling import work_off_and_tell
 
-MODEL = "dit_s_2"
-ARMS = ("softmax", "mala", "linear", "none", "mala_released", "nala", "inline")
+MODEL, KIND = "dit_s_2", "generation"
+ARMS = ("softmax", "mala", "none", "linear", "nala", "inline", "mala_released")
 SHAPE, CLASSES = (3, 32, 32), 10
-PROBED = 30  # steps of a probe
-MOST_STEPS = 50_000  # however much time there is
-LOSS = re.compile(r"^\d+ s: step (\d+), loss ([\d.]+)$", re.MULTILINE)
+UNTOLD, FLIPPED = 0.1, 0.5  # shares of images whose class is not told, and that are mirrored
+BESIDE = 30.0  # seconds of a cell beside its steps: a network, graphs, images, and their features
+JUDGED_AT_ONCE = 500  # images whose features are computed together
+SHOWN = 2 * CLASSES  # images of a cell's picture
+RECIPE = Recipe(lr=5e-4, min_lr=1e-5, weight_decay=0.0, warmup_lr=1e-6, clip_grad=1.0)
 
 
-class Lines(Progress):
-    """Says how a run goes, a line now and then."""
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """Images and classes on the device.
 
-    def __init__(self, every: int) -> None:
-        self.every, self.began = every, time.monotonic()
+    Attributes:
+        images: (N, 3, 32, 32), uint8.
+        classes: (N,), int64.
+        sheets: How many images each sheet holds.
+    """
 
-    def step(self, step: int, loss: float, amount: float) -> None:
-        """After each step."""
-        if step % self.every == 0:
-            print(f"{time.monotonic() - self.began:.0f} s: step {step}, loss {loss:.4f}", flush=True)
+    images: Tensor
+    classes: Tensor
+    sheets: tuple[int, ...]
 
-    def testing(self) -> None:
-        """Before it is judged."""
-        print(f"{time.monotonic() - self.began:.0f} s: making images", flush=True)
-
-
-def main() -> int:
-    """Do what is asked; 1 if something is left to do."""
-    if is_worker():
-        return serve(lambda told: cell(arguments().parse_args(told)))
-    given = arguments().parse_args()
-    given.output.mkdir(parents=True, exist_ok=True)
-    if given.what == "speed":
-        return speed(given)
-    if given.what == "check":
-        return check(given)
-    if given.probe:
-        given.steps, given.made, given.reference = PROBED, 500, 1000
-    return trained(given)
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.images.device
 
 
-def trained(given: argparse.Namespace) -> int:
-    """Train what is left of all arms and seeds, and tell what came out so far."""
-    arms = chosen(given.arms)
-    seeds = numbers(given.seeds)
-    given.crowd = min(given.parallel, len(arms) * len(seeds))
-    given.rounds = -(-len(arms) * len(seeds) // given.crowd)
-    given.until = time.time() + 60 * given.minutes
-    cells = [cell_of(given, arm, seed) for seed in seeds for arm in arms]
-    began = time.monotonic()
-    # A cell compiles, and torch remembers only so many programs for the same lines.
-    how = how_of(given, given.output, fresh=compiles(given), threads=2)
-    code = work_off_and_tell(__file__, cells, how, lambda: tell(cells, given), line)
-    if given.probe:
-        foretell(cells, given, time.monotonic() - began)
-    return code
+@dataclass(frozen=True, eq=False)
+class Real:
+    """What is compared with.
+
+    Attributes:
+        moments: Of all real images.
+        some: Features (M, D) of some, evenly among them.
+    """
+
+    moments: metrics.Moments
+    some: Tensor
 
 
-def line(found: Mapping[str, Any]) -> str:
-    """A cell in a line."""
-    return f"{found['score']['frechet']:.2f} after {found['seconds']:.0f} s"
+@functools.cache
+def opened(folder: Path, limit: int | None) -> Pictures:
+    """All sheets of training images in a folder, once for all cells of a process."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    sheets = sorted(path for path in folder.glob("*.webp") if path.stem != TEST)
+    if not sheets:
+        raise ValueError(f"--data: expected sheets of CIFAR-10 in {folder}, as evidence/packing/pack_cifar10.py writes")
+    parts = [pictures_of([path]) for path in sheets]
+    images, classes = (torch.cat([torch.from_numpy(part[i][:limit]) for part in parts]).to(device) for i in (0, 1))
+    return Pictures(images, classes, tuple(len(part[1][:limit]) for part in parts))
+
+
+# ------------------------------------------------------------------------------------------------ learning
+
+
+def network_of(arm: str, given: argparse.Namespace) -> nn.Module:
+    """An arm's network, with fresh weights."""
+    own = {"in_chans": SHAPE[0], "num_classes": CLASSES, "learn_sigma": False}
+    return make(MODEL, {**TASK.variant(MODEL, arm), **own, **parse_model_args(given.model_arg or [])})
+
+
+def recipe_of(steps: int, batch: int, seed: int) -> Recipe:
+    """How a network is trained in so many steps."""
+    average = min(0.999, 1 - 10 / max(steps, 20))  # or a short run's average is of its first weights
+    return RECIPE.changed(
+        steps=steps, batch_size=batch, warmup_steps=min(500, steps // 10), ema_decay=average, seed=seed
+    )
+
+
+def learner_of(arm: str, seed: int, steps: int, pictures: Pictures, given: argparse.Namespace) -> Learner:
+    """A network that learns to draw; images, noise and times are the same in all arms."""
+    torch.manual_seed(seed)
+    device, flow = pictures.device, Flow()
+    network = network_of(arm, given).to(device)
+    order, flips, untold = draws(len(pictures.images), steps, given.batch, seed, device)
+    torch.manual_seed(seed)  # again: arms have drawn weights of different sizes
+
+    def loss(at: Tensor) -> Tensor:
+        chosen, mirrored, hidden = (one.index_select(0, at)[0] for one in (order, flips, untold))
+        images = pictures.images[chosen].float() / 127.5 - 1
+        images = torch.where(mirrored[:, None, None, None], images.flip(3), images)
+        labels = pictures.classes[chosen].masked_fill(hidden, CLASSES)
+        noise, times = torch.randn_like(images), flow.times(len(images), device)
+        with half(device):
+            told = network(flow.noisy(images, noise, times), times, labels)
+        return flow.losses(told, images, noise, times).mean()
+
+    return Learner(network, recipe_of(steps, given.batch, seed), loss, device)
+
+
+def draws(count: int, steps: int, batch: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Numbers of images (steps, batch), every one as often as any other; which are mirrored, and whose class is hid."""
+    random = torch.Generator().manual_seed(seed)
+    wanted = steps * batch
+    order = torch.cat([torch.randperm(count, generator=random) for _ in range(-(-wanted // count))])[:wanted]
+    flips, untold = (torch.rand(steps, batch, generator=random) < share for share in (FLIPPED, UNTOLD))
+    return order.view(steps, batch).to(device), flips.to(device), untold.to(device)
+
+
+# ------------------------------------------------------------------------------------------------ drawing
+
+
+class Sampler:
+    """Euler's steps from noise to images, a batch at a time; a step is one CUDA graph.
+
+    Args:
+        network: That was trained; it is asked in bfloat16 on a GPU.
+        batch: Images at a time.
+        steps: Of Euler's.
+        device: Where.
+    """
+
+    def __init__(self, network: nn.Module, batch: int, steps: int, device: torch.device) -> None:
+        self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        self.network, self.steps = copy.deepcopy(network).to(self.dtype).eval(), steps
+        times = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
+        self.times, self.lengths = (x.float().to(device) for x in (STEPS * times[:-1], times[1:] - times[:-1]))
+        self.at = torch.zeros(1, dtype=torch.long, device=device)
+        self.x = torch.zeros(batch, *SHAPE, device=device)
+        self.labels = torch.arange(batch, device=device) % CLASSES
+        self.call = Captured(self._step, device, eager=3)
+
+    @torch.no_grad()
+    def _step(self) -> None:
+        times = self.times.index_select(0, self.at).expand(len(self.x))
+        told = self.network(self.x.to(self.dtype), times, self.labels)
+        self.x += self.lengths.index_select(0, self.at) * told.float()
+        self.at += 1
+
+    def __call__(self, noise: Tensor) -> Tensor:
+        """Images (B, 3, 32, 32), uint8, that are made of noise; classes come in turns."""
+        self.x.copy_(noise)
+        self.at.zero_()
+        for _ in range(self.steps):
+            self.call()
+        return as_bytes(self.x)
+
+
+def drawn(network: nn.Module, count: int, given: argparse.Namespace, device: torch.device) -> tuple[Tensor, float]:
+    """So many images (N, 3, 32, 32), uint8, the same noise in all arms; and how many a second after the first batch."""
+    batch = min(given.sample_batch, count)
+    sampler, found = Sampler(network, batch, given.sample_steps, device), list[Tensor]()
+    random = torch.Generator(device).manual_seed(0)
+    began, rest = time.time(), 0
+    while sum(map(len, found)) < count:
+        found.append(sampler(torch.randn(batch, *SHAPE, device=device, generator=random)))
+        if len(found) == 1:
+            synchronize(device)
+            began = time.time()
+        else:
+            rest += batch
+    synchronize(device)
+    return torch.cat(found)[:count], rest / (time.time() - began)
+
+
+# ------------------------------------------------------------------------------------------------ judging
+
+
+class Judge:
+    """Distances of images from the real ones.
+
+    Args:
+        pictures: The real ones.
+        name: Of the features.
+        folder: Where what is known of the real ones is kept for other processes, and `check.json` beside it.
+        count: Real images that some of the distances are of.
+    """
+
+    def __init__(self, pictures: Pictures, name: str, folder: Path, count: int) -> None:
+        self.network = features_of(name, SHAPE[0], pictures.device)
+        kept = folder / f"real-{name}-{len(pictures.images)}-{count}.pt"
+        if not kept.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            features = self.features(pictures.images)
+            keep(folder.parent / "check.json", known(features, pictures.sheets, name))
+            exact, some = metrics.moments(features), torch.linspace(0, len(features) - 1, min(count, len(features)))
+            chosen = features[some.long().to(features.device)]
+            torch.save([exact.mean.cpu(), exact.covariance.cpu(), chosen.cpu()], kept.with_suffix(".part"))
+            kept.with_suffix(".part").replace(kept)
+        mean, covariance, some = torch.load(kept, weights_only=True)
+        self.real = Real(metrics.Moments(mean, covariance), some.to(pictures.device))
+
+    @torch.no_grad()
+    def features(self, images: Tensor) -> Tensor:
+        """Features (N, D) of images, uint8."""
+        return torch.cat([self.network(part) for part in images.split(JUDGED_AT_ONCE)])
+
+    def __call__(self, made: Tensor) -> dict[str, float]:
+        """All distances of images that were made."""
+        features, some = self.features(made), self.real.some
+        precision, recall = metrics.precision_recall(some, features)
+        return {
+            "frechet": metrics.frechet(self.real.moments, on_the_host(metrics.moments(features))),
+            "kernel": metrics.kernel_distance(some, features),
+            "precision": precision,
+            "recall": recall,
+        }
+
+
+def known(features: Tensor, sheets: Sequence[int], name: str) -> dict[str, Any]:
+    """How far the real images of the last sheet are from those of the others."""
+    if len(sheets) < 2:
+        return {}
+    others, last = features.split([sum(sheets[:-1]), sheets[-1]])
+    one, other = (on_the_host(metrics.moments(half)) for half in (others, last))
+    kernel = metrics.kernel_distance(others[: len(last)], last)
+    found = {"features": name, "images": [len(others), len(last)], "frechet": metrics.frechet(one, other)}
+    return {**found, "kernel": kernel, "machine": machine()}
+
+
+def on_the_host(moments: metrics.Moments) -> metrics.Moments:
+    """Where roots of large matrices take seconds, whatever the GPU."""
+    return metrics.Moments(moments.mean.cpu(), moments.covariance.cpu())
+
+
+@functools.cache
+def judge_of(data: Path, limit: int | None, name: str, folder: Path, count: int) -> Judge:
+    """What judges, once for all cells of a process."""
+    return Judge(opened(data, limit), name, folder, count)
+
+
+# ------------------------------------------------------------------------------------------------ cells
+
+
+def cell(given: argparse.Namespace) -> None:
+    """Train one arm with one seed, judge it, and write what came out; nothing if the time was over before."""
+    arm, _, seed = cast(str, given.cell).rpartition("-")
+    pictures = opened(given.data, given.limit)
+    judge = judge_of(given.data, given.limit, given.features, given.output / "state", given.made)
+    steps: int = given.steps or agreed(given.output / "state", lambda name: seconds_of(name, given), patience=0)[KIND]
+    learner = learner_of(arm, int(seed), steps, pictures, given)
+    pace = learn(learner, lambda said: print(said, flush=True), until=given.until)
+    if pace.steps < steps:
+        print(f"the time was over after {pace.steps} of {steps} steps", flush=True)
+        return
+    began = time.time()
+    made, rate = drawn(learner.network, given.made, given, pictures.device)
+    print(f"{time.time() - began:.1f} s: {len(made)} images are made", flush=True)
+    grid(made[:SHOWN], CLASSES).save(given.output / "cells" / f"{given.cell}.png")
+    score = judge(made)
+    print(f"{time.time() - began:.1f} s: and judged", flush=True)
+    settings = {"made": given.made, "sample_steps": given.sample_steps, "features": given.features}
+    found = {
+        "arm": arm,
+        "seed": int(seed),
+        "steps": steps,
+        "images": len(pictures.images),
+        "score": score,
+        "losses": pace.losses,
+        "parameters": sum(p.numel() for p in learner.network.parameters()),
+        "step_ms": 1e3 * pace.step_seconds,
+        "graph": not pace.why,
+        "seconds": pace.seconds,
+        "peak_memory": pace.peak,
+        "made_per_second": rate,
+        "judging_seconds": time.time() - began,
+        "recipe": learner.recipe.as_dict(),
+        "settings": settings,
+        "model_args": parse_model_args(given.model_arg or []),
+    }
+    keep(given.output / "cells" / f"{given.cell}.json", found)
+
+
+def seconds_of(name: str, given: argparse.Namespace) -> float:
+    """Of a step of a kind and arm."""
+    learner = learner_of(name.split()[1], 0, 40, opened(given.data, given.limit), given)
+    return step_seconds_of(learner, building=14, timed=16)
+
+
+def cells_of(given: argparse.Namespace, until: float) -> list[Cell]:
+    """Every arm with every seed."""
+    told = (*sys.argv[1:], "--until", str(until), "--cell")
+    folder = given.output / "cells"
+    return [Cell.in_files(f"{arm}-{seed}", folder, told) for seed in numbers(given.seeds) for arm in chosen(given.arms)]
 
 
 def chosen(arms: str | None) -> list[str]:
@@ -127,282 +342,101 @@ def chosen(arms: str | None) -> list[str]:
         raise SystemExit(str(error)) from None
 
 
-def cell_of(given: argparse.Namespace, arm: str, seed: int) -> Cell:
-    """An arm with a seed, and what its process is told."""
-    folder = given.output / ("probe" if given.probe else "runs") / f"{arm}-{seed}"
-    told = ["train", "--data", given.data, "--output", str(folder), "--arms", arm, "--seeds", str(seed)]
-    for name in ("steps", "made", "sample_steps", "batch", "workers", "reference", "limit", "crowd", "rounds", "until"):
-        if getattr(given, name) is not None:
-            told += [f"--{name.replace('_', '-')}", str(getattr(given, name))]
-    told += ["--features", given.features, *(["--eager"] if given.eager else [])]
-    return Cell.in_folder(f"{arm}, seed {seed}", folder, [*told, *again(given, "set", "model_arg")])
-
-
-def cell(given: argparse.Namespace) -> None:
-    """Train one arm with one seed, judge it, and write what came out."""
-    if given.steps is None:
-        given.steps = fitted(given)
-    changes: dict[str, Any] = {
-        "steps": given.steps,
-        "eval_steps": given.steps,
-        "save_every": 0,
-        "seed": int(given.seeds),
-        "workers": given.workers,
-        "batch_size": given.batch,
-        "made": given.made,
-        "sample_steps": given.sample_steps,
-        "features": given.features,
-        "reference_limit": given.reference,
-        "ema_decay": min(0.999, 1 - 10 / max(given.steps, 20)),  # or a short run's average is of its first weights
-        "compile": compiles(given),
-        "channels_last": False,
-        "log_every": 100,
-    }
-    changes |= parse(given.set or [], Recipe, TASK.settings)
-    setup = tasks.recipe_for("generate", MODEL, "small", **changes)
-    data = TASK.open(given.data, TASK.settings())
-    if given.limit:
-        data = TASK.limited(data, given.limit)
-    elif given.reference is None and (known := given.output.parent / reference_name(given)).is_file():
-        data = dataclasses.replace(data, known=np.load(known))
-    network = {**TASK.variant(MODEL, given.arms), **model_args(given)}
-    began = time.monotonic()
-    run = Run(MODEL, given.data, given.output, setup, network)
-    result = train(run, data=data, progress=Lines(max(1, given.steps // 20)))
-    found = {
-        "arm": given.arms,
-        "seed": int(given.seeds),
-        "score": dict(result.score),
-        "train_loss": result.records[-1].train_loss,
-        "parameters": result.parameters,
-        "images_per_second": result.per_second,
-        "training_seconds": sum(record.seconds for record in result.records),
-        "peak_memory": result.peak_memory,
-        "seconds": time.monotonic() - began,
-        "steps": given.steps,
-        "recipe": setup.recipe.as_dict(),
-        "settings": setup.settings.as_dict(),
-        "around": network,
-    }
-    keep(given.output / "result.json", found)
-
-
-def compiles(given: argparse.Namespace) -> bool:
-    """Whether networks are compiled."""
-    return torch.cuda.is_available() and not given.eager
-
-
-def fitted(given: argparse.Namespace) -> int:
-    """As many steps as the slowest of all cells can do in the time that is left."""
-    pace = Pace(given.output.parent, given.crowd, given.rounds, given.until, judging=given.judging)
-    return pace.steps(given.output.name, MOST_STEPS, lambda: seconds_of_a_step(given))
-
-
-def seconds_of_a_step(given: argparse.Namespace) -> float:
-    """What a training step takes on images that are drawn, with all that runs beside it."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    own = {"in_chans": SHAPE[0], "num_classes": CLASSES, "learn_sigma": False}
-    network = make(MODEL, {**TASK.variant(MODEL, given.arms), **own, **model_args(given)}).to(device).train()
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=device.type == "cuda")
-    flow, images = Flow(), torch.randn(given.batch, *SHAPE, device=device)
-    labels = torch.arange(given.batch, device=device) % CLASSES
-
-    def step() -> None:
-        noise, times = torch.randn_like(images), flow.times(given.batch, device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = flow.losses(network(flow.noisy(images, noise, times), times, labels), images, noise, times).mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return timed(step, lambda: synchronize(device))
-
-
-def model_args(given: argparse.Namespace) -> dict[str, Any]:
-    """What makes the network smaller, for trying the script out."""
-    return parse_model_args(given.model_arg or [])
+def line(found: Mapping[str, Any]) -> str:
+    """A cell in a line."""
+    return (
+        f"{found['score']['frechet']:.2f} after {found['steps']} steps of {found['step_ms']:.1f} ms; judged in "
+        f"{found['judging_seconds']:.0f} s, {found['made_per_second']:.0f} images/s"
+    )
 
 
 def tell(cells: Sequence[Cell], given: argparse.Namespace) -> str:
     """Write all that is done as JSON and as pictures, and give it as a table."""
     done = results(cells)
-    about = {"machine": machine(), "parallel": given.parallel, "features": given.features, "cells": done}
-    about |= {"losses": [found for one in cells if (found := losses_of(one.log))]}
-    keep(given.output / ("probe.json" if given.probe else "generate.json"), about)
-    pictures([one.result.parent for one in cells if one.is_done], given.output / "samples.png")
-    name = "FID" if given.features == "inception" else "distance over random features"
-    lines = [
-        f"| arm | seeds | {name} | kernel distance x 1000 | precision | recall | loss | parameters | images/s, shared |"
+    losses = [
+        {"arm": one["arm"], "seed": one["seed"], "loss": one["losses"], "at": _parts(one["steps"])} for one in done
     ]
-    lines += ["|---|---|---|---|---|---|---|---|---|"]
+    about = {"machine": machine(), "features": given.features, "cells": done, "losses": losses}
+    keep(given.output / "generate.json", about)
+    pictures([one.result.with_suffix(".png") for one in cells if one.is_done], given.output / "samples.png")
+    rows: list[list[str]] = []
     for arm in dict.fromkeys(found["arm"] for found in done):
         mine = [found for found in done if found["arm"] == arm]
-        mean = {key: statistics.mean(found["score"][key] for found in mine) for key in mine[0]["score"]}
-        lines.append(
-            f"| {arm} | {len(mine)} | {mean['frechet']:.2f} | {1000 * mean['kernel']:.2f} | {mean['precision']:.3f} "
-            f"| {mean['recall']:.3f} | {statistics.mean(found['train_loss'] for found in mine):.4f} "
-            f"| {mine[0]['parameters'] / 1e6:.1f}M | {statistics.median(f['images_per_second'] for f in mine):.0f} |"
-        )
-    return "\n".join(lines)
+        forms = {"frechet": ".2f", "kernel": ".4f", "precision": ".3f", "recall": ".3f"}
+        scores = [shown([found["score"][name] for found in mine], form) for name, form in forms.items()]
+        rows.append([arm, str(len(mine)), *scores, shown([found["made_per_second"] for found in mine], ".0f")])
+    name = "FID" if given.features == "inception" else "distance over random features"
+    return table(("arm", "seeds", name, "kernel distance", "precision", "recall", "images made/s"), rows)
 
 
-def losses_of(log: Path) -> dict[str, Any] | None:
-    """What a cell's log says of its loss, whether it came to its end or not; None if it says nothing."""
-    found = LOSS.findall(log.read_text(errors="replace")) if log.is_file() else []
-    arm, _, seed = log.stem.rpartition("-")
+def _parts(steps: int) -> list[int]:
+    """The last step of each part that a loss is the mean of."""
+    return [*range(PART, steps, PART), steps]
+
+
+def pictures(files: Sequence[Path], path: Path) -> None:
+    """The pictures of all cells, one below the other, under their names."""
+    found = [(file, Image.open(file)) for file in files if file.is_file()]
     if not found:
-        return None
-    return {"arm": arm, "seed": int(seed), "at": [int(at) for at, _ in found], "loss": [float(x) for _, x in found]}
-
-
-def pictures(folders: Sequence[Path], path: Path) -> None:
-    """The last pictures of every run, one beside the other, under the name of its arm."""
-    found = [(one, sorted((one / "glimpses").glob("step-*.png"))) for one in folders]
-    shown = [(one, Image.open(files[-1])) for one, files in found if files]
-    if not shown:
         return
-    # The first two pictures of each class: a grid has classes as rows and noises as columns.
-    width = max(image.width for _, image in shown) // 4
-    page = Image.new("RGB", (len(shown) * (width + 8), max(image.height for _, image in shown) + 16), "white")
-    for number, (one, image) in enumerate(shown):
-        page.paste(image.crop((0, 0, width, image.height)), (number * (width + 8), 16))
-        ImageDraw.Draw(page).text((number * (width + 8) + 2, 2), one.name.rpartition("-")[0], fill="black")
+    height = max(image.height for _, image in found) + 16
+    page = Image.new("RGB", (max(image.width for _, image in found), height * len(found)), "white")
+    for number, (file, image) in enumerate(found):
+        page.paste(image, (0, number * height + 16))
+        ImageDraw.Draw(page).text((2, number * height + 2), file.stem, fill="black")
     beside = path.with_suffix(".part")
     page.save(beside, "PNG")
     beside.replace(path)
 
 
-def foretell(cells: Sequence[Cell], given: argparse.Namespace, seconds: float) -> None:
-    """How long the whole would take, by what the probe took."""
-    done = results(cells)
-    if not done:
-        return
-    # All processes share the GPU, so the sum of their rates is what it does.
-    rate = given.parallel * statistics.mean(found["images_per_second"] for found in done)
-    overhead = statistics.mean(found["seconds"] - found["training_seconds"] for found in done)
-    print(
-        f"about {rate:.0f} training images/s by all together, compiling included; so a thousand steps of all "
-        f"{len(cells)} cells take at most {1000 * given.batch * len(cells) / rate / 60:.1f} minutes, plus "
-        f"{overhead:.0f} s for each round of {given.parallel} (start, {given.made} images made and judged); it took "
-        f"{seconds:.0f} s"
-    )
+def main() -> int:
+    """Train what is left of all arms and seeds, and tell what came out so far; 1 if something is left to do."""
+    if is_worker():
+        return serve(lambda told: cell(parsed(told)))
+    given = parsed(sys.argv[1:])
+    given.output.mkdir(parents=True, exist_ok=True)
+    if given.probe:
+        for arm in chosen(given.arms):
+            began = time.time()
+            print(f"{arm}: {1e3 * seconds_of(f'{KIND} {arm}', given):.1f} ms a step", end=", ", flush=True)
+            print(f"all of it {time.time() - began:.0f} s", flush=True)
+        return 0
+    until = time.time() + 60 * given.minutes
+    cells = cells_of(given, until)
+    waiting = [one.title.rpartition("-")[0] for one in cells if not one.is_done]
+    if given.steps is None:
+        counts = {f"{KIND} {arm}": waiting.count(arm) for arm in dict.fromkeys(waiting)}
+        begin(given.output / "state", Pacing(counts, {KIND: 1.0}, until, crowd=1, beside=BESIDE))
+    how = how_of(given, given.output, stop=False, threads=8)
+    return work_off_and_tell(__file__, cells, how, lambda: tell(cells, given), line)
 
 
-def speed(given: argparse.Namespace) -> int:
-    """Images per second of the sampler and peak memory, each arm by itself on the GPU, in turns."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    arms, began = chosen(given.arms), time.monotonic()
-    networks = {arm: ready(arm, given, device) for arm in arms}
-    rows: dict[str, dict[str, Any]] = {arm: {"arm": arm, "images_per_second": []} for arm in arms}
-    for turn in range(given.turns + 1):  # the first warms up
-        for arm in arms:
-            if time.monotonic() - began > 60 * given.minutes:
-                print("the time is over", flush=True)
-                return 1
-            if device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats()
-            seconds = sampled(networks[arm], given, device)
-            if turn:
-                rows[arm]["images_per_second"].append(given.speed_batch / seconds)
-                rows[arm]["peak_gb"] = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
-            print(f"turn {turn}: {arm} {given.speed_batch / seconds:.1f} images/s", flush=True)
-            about = {"batch": given.speed_batch, "sampler": "euler", "steps": given.sample_steps, "guidance": 1.0}
-            about |= {"compiled": not given.eager and device.type == "cuda", "dtype": "bfloat16", "tokens": 256}
-            keep(given.output / "speed.json", {"machine": machine(), **about, "rows": list(rows.values())})
-    lines = ["| arm | images/s, median | GB |", "|---|---|---|"]
-    for row in rows.values():
-        lines.append(
-            f"| {row['arm']} | {statistics.median(row['images_per_second']):.1f} | {row['peak_gb'] or 0:.2f} |"
-        )
-    print("\n".join(lines))
-    return 0
-
-
-@torch.no_grad()
-def check(given: argparse.Namespace) -> int:
-    """The distance of the test images from the training images, by the code that judges networks."""
-    device, began = torch.device("cuda" if torch.cuda.is_available() else "cpu"), time.monotonic()
-    data = TASK.open(given.data, TASK.settings())
-    network = features_of(given.features, SHAPE[0], device)
-    batching = Batching(250, SHAPE[1:], mean=(0.5,) * 3, std=(0.5,) * 3)
-    halves = [
-        torch.cat([network(part.to(device)) for part in some(half, batching, given.reference, 250)])
-        for half in (data.train, data.test)
-    ]
-    if given.reference is None:  # cells that come later need not compute them again
-        place = given.output / "runs"
-        place.mkdir(exist_ok=True)
-        np.save(place / "part.npy", halves[0].cpu().numpy())
-        (place / "part.npy").replace(place / reference_name(given))
-    found = {
-        "features": given.features,
-        "images": [len(half) for half in halves],
-        "frechet": metrics.frechet(*map(metrics.moments, halves)),
-        "kernel": metrics.kernel_distance(halves[0][: len(halves[1])], halves[1]),
-        "precision_recall": metrics.precision_recall(halves[0][: len(halves[1])], halves[1]),
-        "seconds": time.monotonic() - began,
-        "machine": machine(),
-    }
-    print(json.dumps(found))
-    keep(given.output / "check.json", found)
-    return 0
-
-
-def reference_name(given: argparse.Namespace) -> str:
-    """The file with the features of all training images, beside the runs."""
-    return f"reference-{given.features}.npy"
-
-
-def ready(arm: str, given: argparse.Namespace, device: torch.device) -> nn.Module:
-    """An arm's network, compiled unless told otherwise; its weights do not matter here."""
-    own = {"in_chans": SHAPE[0], "num_classes": CLASSES, "learn_sigma": False}
-    made = make(MODEL, {**TASK.variant(MODEL, arm), **own, **model_args(given)}).to(device).eval()
-    made.to(torch.bfloat16)
-    if not given.eager and device.type == "cuda":
-        torch._dynamo.config.recompile_limit = 256  # every arm is another program for the same lines
-        for block in made.get_submodule("blocks").children():  # which all have the same
-            block.compile(dynamic=False)
-    return made
-
-
-@torch.no_grad()
-def sampled(network: nn.Module, given: argparse.Namespace, device: torch.device) -> float:
-    """Seconds of the whole sampler for one batch, from noise to images."""
-    noise = torch.randn(given.speed_batch, *SHAPE, device=device)
-    labels = torch.arange(given.speed_batch, device=device) % CLASSES
-
-    def ask(x: Tensor, times: Tensor, told: Tensor) -> Tensor:
-        return network(x.to(torch.bfloat16), times, told)
-
-    return seconds_of(lambda: sample(ask, Flow(), Way("euler", given.sample_steps), noise, labels), device)
+def parsed(told: Sequence[str]) -> argparse.Namespace:
+    """What the command line says."""
+    given = arguments().parse_args(told)
+    given.mps, given.parallel = False, 1
+    return given
 
 
 def arguments() -> argparse.ArgumentParser:
     """What can be asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("train", "speed", "check"))
-    parser.add_argument("--data", default="cifar-10", help="folder of CIFAR-10 in its binary or its Python layout")
-    parser.add_argument("--output", type=Path, default=Path("outputs"))
+    parser.add_argument("--data", type=Path, required=True, help="what evidence/packing/pack_cifar10.py wrote")
+    parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--arms", help=f"some of {', '.join(ARMS)}, with commas; all unless told")
-    add_options(parser, parallel=4, workers=2, minutes=9.0, seeds="0")
+    parser.add_argument("--seeds", default="0", help="which, with commas")
+    parser.add_argument("--minutes", type=float, default=9, help="in which all that is left is done")
     parser.add_argument("--steps", type=int, help="of every cell; as many as there is time for unless told")
-    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--made", type=int, default=10_000, help="images that are made to be judged")
-    parser.add_argument("--sample-steps", type=int, default=50, help="Euler's, for each of them")
+    parser.add_argument("--sample-steps", type=int, default=25, help="Euler's, for each of them")
+    parser.add_argument("--sample-batch", type=int, default=1000, help="images that are made at a time")
     parser.add_argument("--features", default="inception", choices=("inception", "random"))
-    parser.add_argument("--reference", type=int, help="training images they are compared with; all unless told")
-    parser.add_argument("--limit", type=int, help="training images at most, for trying the script out")
-    parser.add_argument("--judging", type=float, default=40.0, help="seconds that making and judging images takes")
-    parser.add_argument("--crowd", type=int, default=1, help="of a cell: how many run at a time")
-    parser.add_argument("--rounds", type=int, default=1, help="of a cell: how many come one after the other")
-    parser.add_argument("--until", type=float, default=math.inf, help="of a cell: when to stop, in seconds since 1970")
-    parser.add_argument("--eager", action="store_true", help="do not compile")
-    parser.add_argument(
-        "--probe", action="store_true", help=f"{PROBED} steps of every arm, and how long the whole takes"
-    )
-    parser.add_argument("--speed-batch", type=int, default=512)
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--model-arg", action="append", help="of the network: name=value")
+    parser.add_argument("--limit", type=int, help="images of a sheet at most, for trying the script out")
+    parser.add_argument("--model-arg", action="append", help="of the network: name=value, for trying the script out")
+    parser.add_argument("--probe", action="store_true", help="time some steps of every arm, and stop")
+    parser.add_argument("--cell", help="one cell, in this process")
+    parser.add_argument("--until", type=float, default=math.inf, help="of --cell: when to stop, in seconds since 1970")
     return parser
 
 
