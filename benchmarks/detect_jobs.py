@@ -95,6 +95,7 @@ def pyramid(name: str, way: str) -> Measure:
     timing.synchronize(GPU)
     first = time.perf_counter() - begun
     if CUDA:
+        torch.cuda.empty_cache()  # others need the memory while this waits for its turn
         torch.cuda.reset_peak_memory_stats()
 
     def measure() -> Iterator[Row]:

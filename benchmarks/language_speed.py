@@ -1,13 +1,14 @@
 """Language models beside Llama: time and memory of a token, tokens trained per second, memory of long training.
 
     PYTHONPATH=src python benchmarks/language_speed.py --out language.json --minutes 20
+    PYTHONPATH=src python benchmarks/language_speed.py --out rest.json --beside language.json --seconds 1
     PYTHONPATH=src python benchmarks/language_speed.py --out probe.json --probe  # tiny, a minute, without a GPU too
 
 Every cell is timed by itself, in bfloat16, with random weights of the 340M shape, and added to --out as it comes; the
-same command goes on with the cells that are missing. No cell begins after --minutes. What does not fit is a row that
-says so. Rivals: LlamaForCausalLM of the same shape with SDPA, with its growing and its static cache, and as one graph
-over keys that stand in place; fla's linear-attention model where it can be imported (PYTHONPATH). What lies behind a
-decoded token is random: its size costs, and not what it says.
+same command goes on with the cells that are missing; those of --beside count as there. No cell begins after --minutes.
+What does not fit is a row that says so. Rivals: LlamaForCausalLM of the same shape with SDPA, with its growing and its
+static cache, and as one graph over keys that stand in place; fla's linear-attention model where it can be imported
+(PYTHONPATH). What lies behind a decoded token is random: its size costs, and not what it says.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ DTYPE = torch.bfloat16
 STEP_TOKENS = 32768  # of a training step, whatever the length
 FEW = 128  # tokens of the step before the one that is measured
 ROOM = 0.92  # of the GPU's memory that a cache may be expected to take
+DECODERS = ("mala graph", "llama graph", "mala", "llama", "llama static")
 PROBE: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -68,23 +70,30 @@ class Cell:
 def cells(probe: bool) -> Iterator[Cell]:
     """Everything that is measured, what the bars ask for first."""
     lengths = (64, 256) if probe else (4096, 16384, 1024, 131072)
-    for who in ("mala graph", "llama graph", "mala", "llama", "llama static"):
+    trained = (64, 128) if probe else (16384, 2048)
+    long = (128, 256) if probe else (131072, 65536, 32768)
+    for who in DECODERS:
         for length in lengths:
             yield Cell("decode", who, 2 if probe else 64, length)
-    for length in (64, 128) if probe else (16384, 2048):
-        for who in ("mala", "llama", "llama chunked", "nala", "fla"):
-            yield Cell("train", who, (256 if probe else STEP_TOKENS) // length, length)
-    long = (128, 256) if probe else (131072, 65536, 32768)
+    for length in trained:
+        for who in ("mala", "llama", "llama chunked", "nala"):
+            yield _training(who, length, probe)
     for length in long:
         yield Cell("memory", "mala", 1, length)
-    for who in ("mala graph", "llama graph", "mala", "llama", "llama static"):
+    for who in DECODERS:
         for length in lengths:
             yield Cell("decode", who, 1, length)
+    for length in trained:  # whose kernels try many sizes first
+        yield _training("fla", length, probe)
     for length in reversed(long):
         yield Cell("memory", "llama chunked", 1, length)
-    for length in () if probe else (16384, 2048):  # minutes of compiling each: last
+    for length in () if probe else trained:  # minutes of compiling each: last
         for who in ("mala compiled", "llama compiled"):
-            yield Cell("train", who, STEP_TOKENS // length, length)
+            yield _training(who, length, probe)
+
+
+def _training(who: str, length: int, probe: bool) -> Cell:
+    return Cell("train", who, (256 if probe else STEP_TOKENS) // length, length)
 
 
 class Bench:
@@ -285,6 +294,7 @@ def main() -> None:
     """Measure what is missing, and print it all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="JSON, appended to")
+    parser.add_argument("--beside", type=Path, help="JSON of an earlier run, whose rows are not measured again")
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--only", default="decode,train,memory", help="kinds, comma-separated")
     parser.add_argument("--who", help="models, comma-separated; all if left out")
@@ -297,7 +307,8 @@ def main() -> None:
     bench = Bench(device, chosen.probe, seconds)
     kept: dict[str, Any] = json.loads(chosen.out.read_text()) if chosen.out.exists() else {"rows": []}
     kept["machine"] = {**describe(device), "transformers": hf.__version__}
-    done = [{name: row[name] for name in ("kind", "who", "batch", "length")} for row in kept["rows"]]
+    earlier: list[Any] = [] if chosen.beside is None else json.loads(chosen.beside.read_text())["rows"]
+    done = [{name: row[name] for name in ("kind", "who", "batch", "length")} for row in (*kept["rows"], *earlier)]
     for cell in cells(chosen.probe):
         asked = cell.kind in chosen.only.split(",") and (chosen.who is None or cell.who in chosen.who.split(","))
         if not asked or asdict(cell) in done:

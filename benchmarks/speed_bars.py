@@ -57,9 +57,10 @@ class Verdict:
 def verdicts(report: dict[str, Any]) -> list[Verdict]:
     """Every bar, in the order of the list."""
     rows: list[Row] = report["rows"]
-    if any(row.get("what") == "pyramid" for row in rows):  # a report of detectors alone
-        return list(_pyramids(rows))
-    return [*_networks(rows), *_passes(rows), *_widths(rows), *_causal(rows), *_calls(rows)]
+    pyramids = list(_pyramids(rows)) if any(row.get("what") == "pyramid" for row in rows) else []
+    if pyramids and all(row.get("what") == "pyramid" for row in rows):  # a report of detectors alone
+        return pyramids
+    return [*pyramids, *_networks(rows), *_passes(rows), *_widths(rows), *_causal(rows), *_calls(rows)]
 
 
 def _find(rows: list[Row], number: str, **wanted: Any) -> float | None:

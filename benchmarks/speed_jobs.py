@@ -60,6 +60,12 @@ def copy() -> Measure:
     return measure
 
 
+def free() -> None:
+    """Give back what memory is not in use: others need it while this waits for its turn."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
 def graph_ms(steps: Sequence[timing.Step]) -> float:
     """Median milliseconds of a step, replayed as a graph of all of them."""
     return timing.time_graph(steps, GPU, SECONDS).median
@@ -75,6 +81,7 @@ def attention_rows(table: str, contenders: Sequence[tuple[str, Case, Contender]]
     """Rows of some contenders, each called once beforehand, forwards and backwards."""
     for _, case, contender in contenders:
         attention_steps(case, contender, TRAINING)[0]()
+    free()
 
     def measure() -> Iterator[Row]:
         for name, case, contender in contenders:
@@ -83,8 +90,7 @@ def attention_rows(table: str, contenders: Sequence[tuple[str, Case, Contender]]
                 steps = attention_steps(case, contender, direction)
                 yield {**row, "ms": graph_ms(steps), "gb": case.traffic(direction) / 1e9}
                 del steps
-                gc.collect()
-                torch.cuda.empty_cache()
+                free()
 
     return measure
 
@@ -216,6 +222,7 @@ def network(name: str, direction: str, way: str, batch: int) -> Measure:
         one()
     torch.cuda.synchronize()
     first = time.perf_counter() - begun
+    free()
 
     def measure() -> Iterator[Row]:
         row: Row = {"what": "network", "who": name, "direction": direction, "way": way, "batch": batch}

@@ -71,3 +71,19 @@ def test_a_run_goes_on_where_it_was_stopped(
     assert [cell.length for cell in seen] == [8, 16]
     assert [row["length"] for row in json.loads(out.read_text())["rows"]] == [8, 16]
     assert "minutes are over" in capsys.readouterr().out
+
+
+def test_rows_of_an_earlier_run_are_not_measured_again(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(script, "cells", lambda probe: [script.Cell("train", "mala", 1, n) for n in (8, 16)])
+    monkeypatch.setattr(script, "attempt", lambda bench, cell: {"ms": 1.0})
+    out, before = tmp_path / "out.json", tmp_path / "before.json"
+    before.write_text(json.dumps({"rows": [{"kind": "train", "who": "mala", "batch": 1, "length": 8, "ms": 2.0}]}))
+    monkeypatch.setattr(sys, "argv", ["x", "--out", str(out), "--beside", str(before), "--probe", "--device", "cpu"])
+    script.main()
+    assert [row["length"] for row in json.loads(out.read_text())["rows"]] == [16]
+
+
+@pytest.mark.parametrize("probe", [True, False])
+def test_no_row_is_measured_twice(script: Any, probe: bool):
+    every = list(script.cells(probe))
+    assert len(every) == len(set(every))
