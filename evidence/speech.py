@@ -3,14 +3,14 @@
     PYTHONPATH=src python evidence/speech.py --data packed --out speech --minutes 9
 
 trains every cell that is not there yet, one after the other, the first seed of all before the second of any, on what
-`evidence/packing/pack_voices.py` packed: lines of 22 characters of a game. Five others are held out. Lines of a
-character that follow each other are put together, as many as fit into 16 seconds, so that all batches have one shape,
-and a step is one CUDA graph over recordings that lie on the device. A cell writes `cells/NAME.json` when it is done;
-when the time is over nothing new is begun, and the same command goes on. How many steps there are is found out in the
-beginning, from how fast each arm is, so that all end in time; the number is in `state/steps.json` and in every cell,
-and `--steps` sets it. `--part probe` times a few steps of each, `--part table` prints what came out, `--part stream`
-trains nothing: it holds streams of networks with fresh weights to the whole, over held-out speakers. It needs torch,
-timm, accelerate and numpy.
+`evidence/packing/pack_voices.py` packed: lines of 22 characters of a game. Five others are held out, and so are some of
+the lines of the 22. Lines of a character that follow each other are put together, as many as fit into six seconds, and
+later into 16, so that all batches of a stage have one shape, and a step is one CUDA graph over recordings that lie on
+the device. A cell writes `cells/NAME.json` when it is done; when the time is over nothing new is begun, and the same
+command goes on. How many steps there are is found out in the beginning, from the pace of the slowest arms, so that the
+first seed of all ends in time; the number is in `state/steps.json` and in every cell, and `--steps` sets it. `--part
+probe` times a few steps of each, `--part table` prints what came out, `--part stream` trains nothing: it holds streams
+of networks with fresh weights to the whole, over held-out speakers. It needs torch, timm, accelerate and numpy.
 
 All arms have the same convolutions, norms, feed-forwards and recipe; rotary positions but for `softmax_relative`, which
 is as published, and no gates. `none` has no attention. `mala_causal` hears recordings as they come: its features are
@@ -50,7 +50,7 @@ from pages.words import percent
 from running.cells import Cell, is_worker, serve, work_off
 from running.ctc import ctc
 from running.files import keep
-from running.learning import Learner, half, learn, step_seconds_of
+from running.learning import BUILDING, PART, TIMED, Learner, Pace, half, learn, step_seconds_of
 from running.machine import machine
 from running.options import how_of
 from running.pacing import Pacing, agreed, begin
@@ -58,27 +58,54 @@ from running.pacing import Pacing, agreed, begin
 HELD_OUT = ("syreen", "supox", "yehat", "yehatrebels", "shofixti")
 SPELLING = Spelling.of_letters([], "abcdefghijklmnopqrstuvwxyz'0123456789")
 ARMS: dict[str, dict[str, Any]] = {
-    "softmax_relative": {"mechanism": "softmax", "positions": "relative"},
     "mala": {"mechanism": "mala"},
-    "softmax": {"mechanism": "softmax"},
+    "softmax_relative": {"mechanism": "softmax", "positions": "relative"},
     "none": {"mechanism": "none"},
     "linear": {"mechanism": "linear"},
+    "softmax": {"mechanism": "softmax"},
     "nala": {"mechanism": "nala"},
     "inline": {"mechanism": "inline"},
     "mala_causal": {"mechanism": "mala", "causal": True},
 }
-USUAL = tuple(ARMS)[:7]
+SLOWEST = ("softmax_relative", "nala")  # whose pace all have
 SHAPE: dict[str, Any] = {"dim": 256, "depth": 6, "num_heads": 4, "conv_norm": "layer", "dropout": 0.1}
 STREAMED = ("mala", "linear", "nala", "inline")
-TOKENS = 400  # of a recording, padding included: 16 seconds
-FRAMES = FACTOR * (TOKENS - 1) + REACH
-PLACES = 48  # recordings of a batch
+STRETCH, KNOWN = 25, 20  # lines that follow each other, and one in how many such is held out of speakers that are heard
 SPEEDS = (0.9, 1.1)  # between which a recording is as fast
 MASKS = Masks(bands=2, band_width=12, times=8, time_share=0.04)
 BESIDE = 8.0  # seconds of a cell beside its steps: a network, a graph, and being judged
 KIND = "speech"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Batches of one shape.
+
+    Attributes:
+        tokens: Of a recording, padding included, 25 in a second.
+        places: Recordings of a batch.
+        share: Of all steps.
+    """
+
+    tokens: int
+    places: int
+    share: float
+
+    @property
+    def frames(self) -> int:
+        """Of a recording, padding included."""
+        return FACTOR * (self.tokens - 1) + REACH
+
+    @property
+    def most(self) -> int:
+        """Frames of a passage that fits at the lowest speed."""
+        return int(self.frames * min(SPEEDS))
+
+
+# Short ones first: where few letters are said, it is soon found out which of them is where.
+STAGES = (Stage(150, 128, 0.3), Stage(400, 48, 0.7))
 RECIPE = Recipe(
-    batch_size=PLACES,
+    batch_size=STAGES[-1].places,
     lr=1.5e-3,
     betas=(0.9, 0.98),
     weight_decay=0.01,
@@ -127,7 +154,7 @@ class Lines:
         starts: Its first frame among all.
         pieces: How many it has.
         begins: Its first piece among all; between the pieces of two lines is a gap.
-        runs: Lines of one speaker with nothing between them, which are not empty.
+        runs: Lines of one speaker with nothing between them, which are not empty, at most `STRETCH` of them.
     """
 
     speakers: list[str]
@@ -167,7 +194,8 @@ def lines_of(rows: Sequence[dict[str, Any]]) -> Lines:
     for _, some in itertools.groupby(range(len(rows)), key=lambda i: (rows[i]["speaker"], bool(pieces[i]))):
         numbers = list(some)
         if pieces[numbers[0]]:
-            runs.append(range(numbers[0], numbers[-1] + 1))
+            ends = range(numbers[0], numbers[-1] + 1, STRETCH)
+            runs += [range(first, min(first + STRETCH, numbers[-1] + 1)) for first in ends]
     return Lines([row["speaker"] for row in rows], texts, frames, starts, pieces, begins, runs)
 
 
@@ -187,37 +215,33 @@ class Corpus:
         spelled = [piece for text in self.lines.texts for piece in (*SPELLING.encode(text), gap)]
         self.pieces = torch.tensor(spelled, device=device)
         held = [run for run in self.lines.runs if self.lines.speakers[run.start] in HELD_OUT]
-        self.learnt = [run for run in self.lines.runs if self.lines.speakers[run.start] not in HELD_OUT]
-        self.test = self.lines.passages(held, FRAMES)
+        others = [run for run in self.lines.runs if self.lines.speakers[run.start] not in HELD_OUT]
+        known = others[KNOWN // 2 :: KNOWN]
+        self.learnt = [run for run in others if run not in known]
+        self.test, self.known = (self.lines.passages(runs, STAGES[-1].frames) for runs in (held, known))
         some = self.flat[:: max(1, len(self.flat) // 200_000)].float() * STEP + FLOOR
         self.facts = {"mean": some.mean(dim=0).tolist(), "std": some.std(dim=0).tolist()}
-        begun = [range(i, run.stop) for run in self.learnt for i in run]  # wherever a passage may begin
-        self.longest = max(self.lines.row(one)[3] for one in self.lines.passages(begun, self.most))
-
-    @property
-    def most(self) -> int:
-        """Frames of a passage that fits at the lowest speed."""
-        return int(FRAMES * min(SPEEDS))
 
     @property
     def hours(self) -> list[float]:
-        """Of what is learnt from, and of what is held out."""
+        """Of what is learnt from, of speakers held out, and of lines held out."""
         learnt = sum(self.lines.frames[i] for run in self.learnt for i in run)
-        return [frames / 360_000 for frames in (learnt, sum(self.lines.row(one)[1] for one in self.test))]
+        held = [sum(self.lines.row(one)[1] for one in some) for some in (self.test, self.known)]
+        return [frames / 360_000 for frames in (learnt, *held)]
 
-    def features(self, rows: Tensor, speeds: Tensor, ear: Ear) -> tuple[Tensor, Tensor]:
-        """Normalised features (B, FRAMES, F) of passages (B, 4) at their speeds (B,), and the frames of each."""
+    def features(self, rows: Tensor, speeds: Tensor, ear: Ear, room: int) -> tuple[Tensor, Tensor]:
+        """Normalised features (B, room, F) of passages (B, 4) at their speeds (B,), and the frames of each."""
         starts, frames = rows[:, :1], rows[:, 1:2]
-        counts = (frames / speeds[:, None]).long().clamp(max=FRAMES)
-        place = torch.arange(FRAMES, device=self.device)
+        counts = (frames / speeds[:, None]).long().clamp(max=room)
+        place = torch.arange(room, device=self.device)
         inside = (place < counts)[..., None]
         taken = torch.minimum((place * speeds[:, None]).long(), frames - 1) + starts
         features = FLOOR + STEP * self.flat[taken].float()
         return ear.normalized(features, inside).masked_fill(~inside, 0), counts[:, 0]
 
-    def said(self, rows: Tensor) -> Tensor:
-        """Pieces (B, L) of passages (B, 4), with something behind the end of each."""
-        place = torch.arange(self.longest, device=self.device)
+    def said(self, rows: Tensor, longest: int) -> Tensor:
+        """Pieces (B, longest) of passages (B, 4), with something behind the end of each."""
+        place = torch.arange(longest, device=self.device)
         return self.pieces[(rows[:, 2:3] + place).clamp(max=len(self.pieces) - 1)]
 
 
@@ -228,40 +252,109 @@ def ear_of(corpus: Corpus, arm: str) -> Ear:
     return Ear(settings, corpus.facts).to(corpus.device)
 
 
-def draws(corpus: Corpus, steps: int, seed: int) -> tuple[Tensor, Tensor, float]:
-    """Passages (steps, PLACES, 4) and speeds (steps, PLACES) of all steps, and how often every line comes."""
-    random, wanted = np.random.default_rng(seed), steps * PLACES
-    rows: list[tuple[int, int, int, int]] = []
-    epochs = 0.0
-    while len(rows) < wanted:
-        epoch = corpus.lines.passages(corpus.learnt, corpus.most, random)
-        chosen = random.permutation(len(epoch))[: wanted - len(rows)]
-        rows += [corpus.lines.row(epoch[i]) for i in chosen]
-        epochs += len(chosen) / len(epoch)
-    speeds = random.uniform(*SPEEDS, size=(steps, PLACES)).astype(np.float32)
-    found = torch.tensor(rows).view(steps, PLACES, 4), torch.from_numpy(speeds)
-    return found[0].to(corpus.device), found[1].to(corpus.device), epochs
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """What comes in the steps of a stage.
+
+    Attributes:
+        rows: Passages (steps, places, 4).
+        speeds: (steps, places).
+        longest: Pieces of the passage that has most.
+    """
+
+    rows: Tensor
+    speeds: Tensor
+    longest: int
+
+    @classmethod
+    def of(cls, corpus: Corpus, stage: Stage, steps: int, seed: int) -> Draws:
+        """The same in all arms: every line that fits as often as any other."""
+        random, wanted = np.random.default_rng([seed, stage.tokens]), steps * stage.places
+        rows: list[tuple[int, int, int, int]] = []
+        while len(rows) < wanted:
+            epoch = corpus.lines.passages(corpus.learnt, stage.most, random)
+            chosen = random.permutation(len(epoch))[: wanted - len(rows)]
+            rows += [corpus.lines.row(epoch[i]) for i in chosen]
+        speeds = random.uniform(*SPEEDS, size=(steps, stage.places)).astype(np.float32)
+        found = torch.tensor(rows).view(steps, stage.places, 4), torch.from_numpy(speeds)
+        return cls(found[0].to(corpus.device), found[1].to(corpus.device), max(row[3] for row in rows))
+
+    @property
+    def hours(self) -> float:
+        """Of all that comes."""
+        return self.rows[..., 1].sum().item() / 360_000
+
+
+def steps_of(steps: int) -> list[int]:
+    """How many of all steps each stage has: whole parts, so that a loss is of one stage."""
+    found = [round(steps * stage.share / PART) * PART for stage in STAGES[:-1]]
+    return [*found, steps - sum(found)]
 
 
 # ------------------------------------------------------------------------------------------------ one cell
 
 
-def learner_of(cell: Training, steps: int, corpus: Corpus) -> tuple[Learner, float]:
-    """A network that learns to hear, and how often every line comes."""
-    torch.manual_seed(cell.seed)
-    network, ear = network_of(cell.arm).to(corpus.device), ear_of(corpus, cell.arm)
-    passages, speeds, epochs = draws(corpus, steps, cell.seed)
+class Lesson:
+    """A network that learns to hear, stage by stage.
 
-    def loss(at: Tensor) -> Tensor:
-        rows, speed = (one.index_select(0, at)[0] for one in (passages, speeds))
-        features, frames = corpus.features(rows, speed, ear)
-        with half(corpus.device):
-            logits, counts = network(mask(features, frames, MASKS), frames)
+    Attributes:
+        learner: Of all steps.
+        parts: Steps and draws of each stage.
+
+    Args:
+        cell: Which.
+        counts: Steps of each stage.
+        corpus: What is heard.
+    """
+
+    def __init__(self, cell: Training, counts: Sequence[int], corpus: Corpus) -> None:
+        torch.manual_seed(cell.seed)
+        network = network_of(cell.arm).to(corpus.device)
+        self.corpus, self.ear = corpus, ear_of(corpus, cell.arm)
+        self.parts = [(n, Draws.of(corpus, one, n, cell.seed)) for n, one in zip(counts, STAGES, strict=True) if n]
+        self.learner = Learner(network, recipe_of(sum(counts), cell.seed), Tensor.sum, corpus.device)
+
+    @property
+    def epochs(self) -> float:
+        """How often all that there is comes."""
+        return sum(draws.hours for _, draws in self.parts) / self.corpus.hours[0]
+
+    def ready(self, number: int) -> Learner:
+        """The learner, whose steps from now on are those of a stage."""
+        first, draws = sum(count for count, _ in self.parts[:number]), self.parts[number][1]
+        stage = next(one for one in STAGES if one.places == draws.rows.shape[1])
+
+        def loss(at: Tensor) -> Tensor:
+            return self.loss(at - first, draws, stage.frames)
+
+        self.learner.loss_of = loss
+        return self.learner
+
+    def loss(self, at: Tensor, draws: Draws, room: int) -> Tensor:
+        """Of a step of a stage: of a letter, so that long passages count as much as short ones."""
+        rows, speed = (one.index_select(0, at)[0] for one in (draws.rows, draws.speeds))
+        features, frames = self.corpus.features(rows, speed, self.ear, room)
+        with half(self.corpus.device):
+            logits, counts = self.learner.network(mask(features, frames, MASKS), frames)
         lengths = rows[:, 3]
-        losses = ctc(logits.float().log_softmax(dim=-1), counts, corpus.said(rows), lengths)
-        return (losses / lengths).mean()
+        said = self.corpus.said(rows, draws.longest)
+        return (ctc(logits.float().log_softmax(dim=-1), counts, said, lengths) / lengths).mean()
 
-    return Learner(network, recipe_of(steps, cell.seed), loss, corpus.device), epochs
+    def learn(self, until: float) -> Pace:
+        """All steps, or as many as there is time for."""
+        paces: list[Pace] = []
+        for number, (count, _) in enumerate(self.parts):
+            done = paces[-1].steps if paces else 0
+            told = functools.partial(print, flush=True)
+            paces.append(learn(self.ready(number), told, until=until, last=done + count))
+        return Pace(
+            paces[-1].steps,
+            sum(pace.seconds for pace in paces),
+            paces[-1].step_seconds,
+            max(pace.peak for pace in paces),
+            [loss for pace in paces for loss in pace.losses],
+            paces[-1].why,
+        )
 
 
 def network_of(arm: str) -> Conformer:
@@ -270,15 +363,16 @@ def network_of(arm: str) -> Conformer:
 
 
 @torch.no_grad()
-def judge(network: Conformer, corpus: Corpus, ear: Ear, limit: int | None) -> dict[str, Any]:
-    """Errors on the held-out speakers, all together and each by itself, with some examples."""
+def judge(network: Conformer, corpus: Corpus, ear: Ear, passages: Sequence[range], limit: int | None) -> dict[str, Any]:
+    """Errors on passages, all together and each speaker's, with some examples."""
     lines, found = corpus.lines, dict[str, Errors]()
-    chosen = corpus.test[:: 1 if limit is None else -(-len(corpus.test) // limit)]
+    chosen = passages[:: 1 if limit is None else -(-len(passages) // limit)]
     examples: list[tuple[str, str]] = []
-    for first in range(0, len(chosen), PLACES):
-        some = chosen[first : first + PLACES]
+    for first in range(0, len(chosen), STAGES[-1].places):
+        some = chosen[first : first + STAGES[-1].places]
         rows = torch.tensor([lines.row(one) for one in some], device=corpus.device)
-        features, frames = corpus.features(rows, torch.ones(len(some), device=corpus.device), ear)
+        speeds = torch.ones(len(some), device=corpus.device)
+        features, frames = corpus.features(rows, speeds, ear, STAGES[-1].frames)
         with half(corpus.device):
             texts = heard_texts(network, features, frames, SPELLING)
         for one, text in zip(some, texts, strict=True):
@@ -332,36 +426,50 @@ def heard(folder: Path) -> Corpus:
     return Corpus(folder, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def seconds_of(name: str, corpus: Corpus) -> float:
-    """Of a step of a kind and arm."""
-    return step_seconds_of(learner_of(Training(name.split()[1], 0), 100, corpus)[0])
+def seconds_of(arm: str, corpus: Corpus) -> float:
+    """Of a step of an arm, in the mean over its stages."""
+    lesson = Lesson(Training(arm, 0), [BUILDING + TIMED] * len(STAGES), corpus)
+    found = 0.0
+    for number, stage in enumerate(STAGES):
+        learner = lesson.ready(number)
+        learner.at.fill_(number * (BUILDING + TIMED))
+        found += stage.share * step_seconds_of(learner)
+    return found
+
+
+def slowest(corpus: Corpus) -> float:
+    """Seconds of a step of the slowest arm."""
+    return max(seconds_of(arm, corpus) for arm in SLOWEST)
 
 
 def run(given: argparse.Namespace) -> None:
     """Train a cell and write down what it hears; nothing is written if the time was over before."""
     cell, corpus = Training.of(cast(str, given.cell)), heard(given.data)
-    steps: int = given.steps or agreed(given.out / "state", lambda name: seconds_of(name, corpus), patience=0)[KIND]
-    learner, epochs = learner_of(cell, steps, corpus)
-    print(f"{cell.name}: {steps} steps, {epochs:.1f} epochs; {len(corpus.test)} passages held out", flush=True)
-    pace = learn(learner, lambda said: print(said, flush=True), until=given.until)
+    steps: int = given.steps or agreed(given.out / "state", lambda _: slowest(corpus), patience=0)[KIND]
+    lesson = Lesson(cell, steps_of(steps), corpus)
+    learner, ear = lesson.learner, lesson.ear
+    print(f"{cell.name}: {steps} steps, {lesson.epochs:.1f} epochs; {len(corpus.test)} passages held out", flush=True)
+    pace = lesson.learn(given.until)
     if pace.steps < steps:
         print(f"the time was over after {pace.steps} of {steps} steps", flush=True)
         return
-    network, ear = cast(Conformer, learner.network).eval(), ear_of(corpus, cell.arm)
+    network = cast(Conformer, learner.network).eval()
     told: dict[str, Any] = {
         "cell": asdict(cell),
         "plan": learner.recipe.as_dict(),
         "shape": SHAPE,
+        "stages": [asdict(stage) for stage in STAGES],
         "machine": machine(),
         "parameters": sum(p.numel() for p in network.parameters()),
-        "epochs": epochs,
+        "epochs": lesson.epochs,
         "hours": corpus.hours,
         "train_s": pace.seconds,
         "step_ms": 1e3 * pace.step_seconds,
         "graph": not pace.why,
         "losses": pace.losses,
         "peak_gib": pace.peak / 2**30,
-        **judge(network, corpus, ear, given.limit),
+        **judge(network, corpus, ear, corpus.test, given.limit),
+        "known": judge(network, corpus, ear, corpus.known, given.limit),
     }
     if network.streams:
         told["stream"] = streamed(network.float(), corpus, ear, given.limit or 60)
@@ -381,10 +489,9 @@ def train_all(given: argparse.Namespace) -> None:
     folder, until = given.out / "cells", time.time() + 60 * given.minutes
     wanted = trainings(given.only, given.seeds, given.repeated)
     waiting = [one for one in wanted if not (folder / f"{one.name}.json").is_file()]
-    counts = {f"{KIND} {arm}": sum(one.arm == arm for one in waiting) for arm in given.only}
-    counts = {name: count for name, count in counts.items() if count}
+    first = sum(one.seed == 0 for one in waiting) or len(waiting)
     if given.steps is None:
-        begin(given.out / "state", Pacing(counts, {KIND: 1.0}, until, crowd=1, beside=BESIDE))
+        begin(given.out / "state", Pacing({f"{KIND} slowest": first}, {KIND: 1.0}, until, crowd=1, beside=BESIDE))
     told = (*sys.argv[1:], "--until", str(until), "--cell")
     cells = [Cell.in_files(one.name, folder, told) for one in wanted]
     how = how_of(given, given.out, stop=False, threads=4)
@@ -411,11 +518,11 @@ def probe(given: argparse.Namespace) -> None:
     """Time some steps of each arm."""
     begun = time.monotonic()
     corpus = heard(given.data)
-    learnt, held_out = corpus.hours
-    print(f"data read in {time.monotonic() - begun:.0f} s: {learnt:.2f} h, {held_out:.2f} h held out", flush=True)
+    learnt, held, known = corpus.hours
+    print(f"data read in {time.monotonic() - begun:.0f} s: {learnt:.2f} h, {held + known:.2f} h held out", flush=True)
     for arm in given.only:
         begun = time.monotonic()
-        took = seconds_of(f"{KIND} {arm}", corpus)
+        took = seconds_of(arm, corpus)
         print(f"{arm}: {1e3 * took:.1f} ms a step; all of it took {time.monotonic() - begun:.0f} s", flush=True)
 
 
@@ -423,7 +530,8 @@ def line(told: dict[str, Any]) -> str:
     """A cell in a line."""
     stream = f", stream {told['stream']['same_tokens']}/{told['stream']['tokens']} tokens" if "stream" in told else ""
     return (
-        f"WER {100 * told['wer']:.1f} CER {100 * told['cer']:.1f}, {told['parameters'] / 1e6:.2f} M, "
+        f"WER {100 * told['wer']:.1f} CER {100 * told['cer']:.1f}, of speakers that were heard "
+        f"{100 * told['known']['wer']:.1f} {100 * told['known']['cer']:.1f}, {told['parameters'] / 1e6:.2f} M, "
         f"{told['plan']['steps']} steps of {told['step_ms']:.1f} ms, {told['peak_gib']:.1f} GiB{stream}"
     )
 
@@ -477,7 +585,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, required=True, help="what evidence/packing/pack_voices.py wrote")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--part", choices=("train", "probe", "table", "stream"), default="train")
-    parser.add_argument("--only", default=",".join(USUAL), help="arms, with commas")
+    parser.add_argument("--only", default=",".join(ARMS), help="arms, with commas")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--repeated", help="arms that have more seeds than the first, with commas; all unless told")
     parser.add_argument("--minutes", type=float, default=9, help="in which all that is left is done")

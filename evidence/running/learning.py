@@ -26,7 +26,7 @@ class Pace:
     """How a training went.
 
     Attributes:
-        steps: That were done.
+        steps: That were done, by earlier calls too.
         seconds: In all.
         step_seconds: Of a step, after the first part of them.
         peak: Bytes, of the most memory.
@@ -112,9 +112,14 @@ class Learner:
 
 
 def learn(
-    learner: Learner, told: Callable[[str], None], until: float = math.inf, slowing: bool = False, part: int = PART
+    learner: Learner,
+    told: Callable[[str], None],
+    until: float = math.inf,
+    slowing: bool = False,
+    part: int = PART,
+    last: int | None = None,
 ) -> Pace:
-    """Do all steps of the recipe, and take the averaged weights.
+    """Do all steps of the recipe that are not done, and take the averaged weights.
 
     Args:
         learner: Of a network.
@@ -122,6 +127,7 @@ def learn(
         until: When to end (`time.time`), whatever was done by then.
         slowing: Whether the rate goes down with the time, and not with the steps.
         part: Steps between two looks at the clock and the loss.
+        last: How many are done in the end, if another call goes on with those that are left, of another shape.
 
     Raises:
         RuntimeError: If the loss is no number.
@@ -129,23 +135,27 @@ def learn(
     device = learner.device
     if learner.cuda:
         torch.cuda.reset_peak_memory_stats()
-    call, losses, began, number, warm = Captured(learner, device), list[float](), time.time(), 0, (0, 0.0)
-    while number < learner.steps and time.time() < until:
+    call, losses, began, warm = Captured(learner, device), list[float](), time.time(), (0, 0.0)
+    number, end = int(learner.at.item()), learner.steps if last is None else last
+    looked = first = number
+    while number < end and time.time() < until:
         if slowing and number % part == 0:
             learner.slow_down(number, part, (time.time() - began) / max(until - began, 1e-9))
         call()
         number += 1
-        if number % part == 0 or number == learner.steps:
-            losses.append(learner.loss.item() / ((number - 1) % part + 1))
+        if number % part == 0 or number == end:
+            losses.append(learner.loss.item() / (number - looked))
             learner.loss.zero_()
+            looked = number
             if not math.isfinite(losses[-1]):
                 raise RuntimeError(f"the loss is {losses[-1]} after {number} steps")
             warm = warm if warm[0] else (number, time.time())
             told(f"step {number}, {time.time() - began:.1f} s, loss {losses[-1]:.3f} {call.why}")
     synchronize(device)
     ended = time.time()
-    learner.keep_mean()
-    done, since = (number - warm[0], warm[1]) if number > warm[0] > 0 else (max(number, 1), began)
+    if end == learner.steps:
+        learner.keep_mean()
+    done, since = (number - warm[0], warm[1]) if number > warm[0] > 0 else (max(number - first, 1), began)
     peak = torch.cuda.max_memory_allocated() if learner.cuda else 0
     return Pace(number, ended - began, (ended - since) / done, peak, losses, call.why)
 

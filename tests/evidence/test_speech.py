@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bz2
 import json
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ def speech(script: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script, with networks and batches that are small."""
     found = script("speech")
     monkeypatch.setattr(found, "SHAPE", {**found.SHAPE, "dim": 16, "depth": 1, "num_heads": 2})
-    monkeypatch.setattr(found, "PLACES", 3)
+    monkeypatch.setattr(found, "STAGES", (found.Stage(30, 5, 0.5), found.Stage(60, 3, 0.5)))
     monkeypatch.setattr(found, "RECIPE", found.RECIPE.changed(batch_size=3))
-    monkeypatch.setattr(found, "TOKENS", 60)
-    monkeypatch.setattr(found, "FRAMES", 4 * 59 + 7)
+    monkeypatch.setattr(found, "STRETCH", 2)
+    monkeypatch.setattr(found, "KNOWN", 4)
     found.heard.cache_clear()
     return found
 
@@ -32,39 +31,49 @@ def packed(script: Any, tmp_path: Path) -> Path:
     """Lines of three characters, one of whom is held out; one line says nothing."""
     voices, random = script("packing.pack_voices"), np.random.default_rng()
     rows: list[dict[str, Any]] = []
-    parts: list[bytes] = []
+    parts: list[Any] = []
     for turn, speaker in enumerate(["spathi", "supox", "utwig"] * 3):
         for number in range(4):
-            made = voices.pack(random.normal(0, 4, (2 * random.integers(20, 60), voices.BANDS)).astype(np.float32))
+            features = random.normal(0, 4, (2 * random.integers(20, 50), voices.BANDS)).astype(np.float32)
             text = "..." if (turn, number) == (0, 2) else " ".join(random.choice(WORDS, 2))
-            rows.append({"speaker": speaker, "text": text, "frames": 2 * made.shape[1]})
-            parts.append(made.tobytes())
-    (tmp_path / "voices.json").write_text(json.dumps(rows), encoding="utf-8")
-    (tmp_path / "voices.bz2").write_bytes(bz2.compress(b"".join(parts)))
+            parts.append(voices.halved(features))
+            rows.append({"speaker": speaker, "text": text, "frames": 2 * len(parts[-1])})
+    voices.write_packed(tmp_path, rows, parts, quality=50)
     return tmp_path
 
 
 def test_lines_are_put_together_as_they_follow_each_other(speech: Any, packed: Path):
-    corpus = speech.heard(packed)
+    corpus, most = speech.heard(packed), speech.STAGES[-1].most
     lines, random = corpus.lines, np.random.default_rng()
-    found = lines.passages(corpus.learnt, corpus.most, random)
+    found = lines.passages(corpus.learnt, most, random)
     assert sorted(i for one in found for i in one) == sorted(i for run in corpus.learnt for i in run)
     assert 2 not in [i for one in found for i in one]  # it says nothing
     for one in found:
         assert len({lines.speakers[i] for i in one} - set(speech.HELD_OUT)) == 1
         row = torch.tensor([lines.row(one)])
-        assert row[0, 1] <= corpus.most
-        said = corpus.said(row)[0, : row[0, 3]].tolist()
+        assert row[0, 1] <= most
+        said = corpus.said(row, int(row[0, 3]))[0].tolist()
         assert speech.SPELLING.decode(said) == " ".join(lines.texts[i] for i in one)
     assert {lines.speakers[one.start] for one in corpus.test} == {"supox"}
+    assert all(len(run) <= speech.STRETCH for run in lines.runs)
+
+
+def test_what_is_judged_is_not_learnt(speech: Any, packed: Path):
+    corpus = speech.heard(packed)
+    learnt, test, known = ({i for run in runs for i in run} for runs in (corpus.learnt, corpus.test, corpus.known))
+    assert known
+    assert not learnt & (test | known)
+    assert not test & known
+    assert not {corpus.lines.speakers[i] for i in known} & set(speech.HELD_OUT)
+    assert sorted(learnt | test | known) == sorted(i for run in corpus.lines.runs for i in run)
 
 
 def test_features_are_those_of_the_lines_at_their_speed(speech: Any, packed: Path):
     corpus = speech.heard(packed)
-    one = corpus.lines.passages(corpus.learnt, corpus.most)[0]
+    one = corpus.lines.passages(corpus.learnt, speech.STAGES[-1].most)[0]
     start, frames, *_ = row = corpus.lines.row(one)
     ear, speeds = speech.ear_of(corpus, "mala_causal"), torch.tensor([1.0, 0.9, 1.1])
-    features, counts = corpus.features(torch.tensor([row] * 3), speeds, ear)
+    features, counts = corpus.features(torch.tensor([row] * 3), speeds, ear, speech.STAGES[-1].frames)
     assert counts.tolist() == [frames, int(frames / 0.9), int(frames / 1.1)]
     whole = speech.FLOOR + speech.STEP * corpus.flat[start : start + frames].float()
     torch.testing.assert_close(features[0, :frames], ear.normalized(whole))
@@ -72,24 +81,41 @@ def test_features_are_those_of_the_lines_at_their_speed(speech: Any, packed: Pat
     assert not features[2, counts[2] :].any()
 
 
-def test_every_line_comes_as_often_as_any_other(speech: Any, packed: Path):
-    corpus = speech.heard(packed)
-    passages, speeds, epochs = speech.draws(corpus, 200, 0)
-    frames = sum(corpus.lines.frames[i] for run in corpus.learnt for i in run)
-    assert passages.shape == (200, 3, 4)
-    assert passages[..., 1].sum() / frames == pytest.approx(epochs, rel=0.05)
-    assert 0.9 <= speeds.min() < 0.93
-    assert 1.07 < speeds.max() <= 1.1
+def test_every_line_that_fits_comes_as_often_as_any_other(speech: Any, packed: Path):
+    corpus, stage = speech.heard(packed), speech.STAGES[-1]
+    draws = speech.Draws.of(corpus, stage, 400, 0)
+    assert draws.rows.shape == (400, stage.places, 4)
+    assert draws.longest == draws.rows[..., 3].max()
+    assert draws.rows[..., 1].max() <= stage.most
+    mine = [i for run in corpus.learnt for i in run]
+    begun = {corpus.lines.starts[i]: i for i in mine}
+    counts = dict.fromkeys(mine, 0)
+    for start, frames, _, _ in draws.rows.flatten(0, 1).tolist():
+        line = begun[start]
+        while line in counts and corpus.lines.starts[line] < start + frames:
+            counts[line] += 1
+            line += 1
+    assert min(counts.values()) > 0.9 * max(counts.values())
+    assert 0.9 <= draws.speeds.min() < 0.93
+    assert 1.07 < draws.speeds.max() <= 1.1
+
+
+def test_stages_have_whole_parts_and_all_steps_together(speech: Any):
+    steps = int(np.random.default_rng().integers(200, 5000))
+    counts = speech.steps_of(steps)
+    assert sum(counts) == steps
+    assert all(count % speech.PART == 0 for count in counts[:-1])
 
 
 @pytest.mark.parametrize("arm", ["softmax_relative", "none", "mala_causal"])
 def test_a_cell_is_trained_judged_and_told(speech: Any, packed: Path, tmp_path: Path, arm: str):
-    told = ["--data", str(packed), "--out", str(tmp_path / "out"), "--steps", "4", "--cell", f"{arm}-1"]
+    told = ["--data", str(packed), "--out", str(tmp_path / "out"), "--steps", "53", "--cell", f"{arm}-1"]
     speech.run(speech.parsed([*told, "--limit", "4"]))
     found = json.loads((tmp_path / "out" / "cells" / f"{arm}-1.json").read_text())
-    assert (found["cell"], found["plan"]["steps"]) == ({"arm": arm, "seed": 1}, 4)
+    assert (found["cell"], found["plan"]["steps"]) == ({"arm": arm, "seed": 1}, 53)
     assert found["words"] > 0
-    assert len(found["losses"]) == 1
+    assert found["known"]["words"] > 0
+    assert len(found["losses"]) == 2  # one of each stage
     assert ("stream" in found) == (arm == "mala_causal")
     assert "WER" in speech.line(found)
 

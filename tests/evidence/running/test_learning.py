@@ -107,6 +107,24 @@ def test_what_goes_on_until_the_time_is_over_slows_down_with_the_time(learning: 
     assert 0 < learning.learn(learner, lambda _: None, time.time() + 0.3, slowing=True).steps < 1_000_000
 
 
+def test_a_call_goes_on_where_another_ended(learning: Any) -> None:
+    torch.manual_seed(0)
+    parts = learner_of(learning, recipe(ema_decay=0.5))
+    torch.manual_seed(0)
+    whole = learner_of(learning, recipe(ema_decay=0.5))
+    expected = learning.learn(whole, lambda _: None, part=2)
+    first = learning.learn(parts, lambda _: None, part=2, last=3)
+    second = learning.learn(parts, lambda _: None, part=2)
+    assert (first.steps, second.steps) == (3, 6)
+    assert [len(one.losses) for one in (first, second)] == [2, 2]  # 2 + 1 steps, and 1 + 2
+    sums = [
+        a * b for one in (first, second) for a, b in zip(one.losses, (2, 1) if one is first else (1, 2), strict=True)
+    ]
+    assert sum(sums) == pytest.approx(2 * sum(expected.losses))
+    for mine, other in zip(parts.every, whole.every, strict=True):
+        assert torch.equal(mine, other)
+
+
 def test_a_loss_that_is_no_number_ends_it(learning: Any) -> None:
     learner = learner_of(learning, recipe())
     with torch.no_grad():
