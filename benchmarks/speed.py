@@ -2,19 +2,22 @@
 
     PYTHONPATH=src:benchmarks python benchmarks/speed.py --out speed.json
     PYTHONPATH=src:benchmarks python benchmarks/speed.py --only widths causal --out speed.json
-    PYTHONPATH=src:benchmarks python benchmarks/speed.py --kind detect_jobs speed_jobs --wait free --seconds 75 \
-        --only "pyramid twin_tiny c" "pyramid mavit_tiny c" "twin_|mavit_|nalaformer_" pyramid --out speed.json
+    PYTHONPATH=src:benchmarks python benchmarks/speed.py --kind detect_jobs speed_jobs --wait free --ready 300 \
+        --only "mavit_tiny|twin_tiny" pyramid --share pyramid "mavit_tiny inf" "twin_tiny inf" --out speed.json
 
 Compiling takes minutes and most of it is done by one core, so every job gets ready in a process of its own, all at
 once or as many as `--crowd` says, networks before kernels; then they are timed one after the other, alone on the GPU.
-What `--only` names first is ready first and timed first. With `--wait` they get ready while something else uses the GPU
-and the cores, behind which they step back, and are timed once the file is there. What is not ready then is halted
-while others are timed, and goes on where time is left. The report is written after every row.
+What `--only` names first is ready first and timed first. Jobs that `--share` names together get ready in one process,
+one after the other, which spares cores and memory; so does the profile of a job with the job itself. With `--wait` they
+get ready while something else uses the GPU and the cores, behind which they step back, and are timed once the file is
+there. What is not ready then is halted while others are timed, and goes on where time is left. The report is written
+after every row.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import queue
@@ -23,7 +26,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,43 +35,44 @@ from typing import IO, Any
 
 from speed_bars import verdicts
 
-THREADS = 2  # of one job's compiler
+THREADS = 2  # of one process's compiler
+PROFILE = "profile "  # how names of jobs begin that look closer at the job named next
 NETWORKS = "twin_", "mavit_", "nalaformer_"  # how names of jobs begin that take longest to get ready
 
 
 @dataclass
 class Worker:
-    """A process that gets one job ready, and then waits to be told to measure.
+    """A process that gets some jobs ready, one after the other, and then waits to be told which to measure.
 
     Attributes:
-        name: Of the job.
+        names: Of the jobs.
         process: It leads a group, with all that it starts.
         said: Its lines; None when it has ended.
-        ready: What it said when it was.
-        ended: Whether it has, before it was ready.
+        ready: What it said of each job that was.
+        is_busy: Whether it is getting jobs ready.
         listener: What hears it.
     """
 
-    name: str
+    names: Sequence[str]
     process: subprocess.Popen[str]
     said: queue.Queue[str | None] = field(default_factory=queue.Queue[str | None])
-    ready: dict[str, Any] | None = None
-    ended: bool = False
+    ready: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    is_busy: bool = True
     listener: threading.Thread | None = None
 
     def look(self) -> None:
-        """Take note of what it has said, without waiting, until it is ready."""
-        while not (self.ready or self.ended or self.said.empty()):
+        """Take note of what it has said, without waiting, until it waits itself."""
+        while self.is_busy and not self.said.empty():
             line = self.said.get()
             if line is None:
-                self.ended = True
+                self.is_busy = False
+                self.ready.clear()  # nobody is left to measure them
             elif line.startswith("{"):
-                self.ready = json.loads(line)
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether it is getting ready."""
-        return not (self.ready or self.ended)
+                told = json.loads(line)
+                if "ready" in told:
+                    self.ready[told["ready"]] = told
+                else:
+                    self.is_busy = False
 
     def signal(self, number: signal.Signals) -> None:
         """Halt it, let it go on, or end it, with all that it has started."""
@@ -113,16 +118,18 @@ def patience(name: str, kind: str, behind: bool) -> int:
     return (15 if kind == "tune_jobs" else 0 if name.startswith(NETWORKS) else 5) + 10 * behind
 
 
-def begin(name: str, kind: str, behind: bool) -> Worker:
-    """Start the process of a job."""
+def begin(jobs: Mapping[str, str], arguments: argparse.Namespace, start: float) -> Worker:
+    """Start the process of some jobs, each with its kind."""
     settings = {"TORCHINDUCTOR_COMPILE_THREADS": str(THREADS), "OMP_NUM_THREADS": "2", "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, __file__, "--worker", name, "--kind", kind]
+    behind = arguments.wait is not None
+    until = {"wait": str(arguments.wait), "seconds": start + arguments.ready - time.monotonic()} if behind else None
+    command = [sys.executable, __file__, "--worker", json.dumps({"jobs": jobs, "until": until})]
     process = subprocess.Popen(
-        ["nice", "-n", str(patience(name, kind, behind)), *command],
+        ["nice", "-n", str(patience(*next(iter(jobs.items())), behind)), *command],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env={**os.environ, **settings},
     )  # fmt: skip
-    worker = Worker(name, process)
+    worker = Worker(list(jobs), process)
     assert process.stdout is not None
     worker.listener = threading.Thread(target=listen, args=(worker, process.stdout), daemon=True)
     worker.listener.start()
@@ -134,25 +141,48 @@ def listen(worker: Worker, stream: IO[str]) -> None:
     with stream:
         for line in stream:
             if not line.startswith("{"):
-                print(f"[{worker.name}] {line.rstrip()}", file=sys.stderr, flush=True)
+                print(f"[{worker.names[0]}] {line.rstrip()}", file=sys.stderr, flush=True)
             worker.said.put(line)
     worker.said.put(None)
 
 
-def work(name: str, kind: str) -> None:
-    """Be the process of a job: get ready, say so, wait, measure, and say every row."""
-    import importlib
-
+def work(jobs: Mapping[str, str], until: Mapping[str, Any] | None) -> None:
+    """Be the process of some jobs: get them ready and say so, then measure what is asked for, and say every row."""
     os.setpgrp()
-    jobs = importlib.import_module(kind).jobs()
-    begun = time.monotonic()
-    measure = jobs[name]()
-    print(json.dumps({"ready": name, "seconds": time.monotonic() - begun}), flush=True)
-    if sys.stdin.readline().strip() != "go":
-        return
-    for row in measure():
-        print(json.dumps({"job": name, **row}), flush=True)
-    print(json.dumps({"done": name}), flush=True)
+    measures: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {}
+    for name, seconds in prepared(jobs, until, measures):
+        print(json.dumps({"ready": name, "seconds": seconds}), flush=True)
+    print(json.dumps({"waits": list(measures)}), flush=True)
+    for name in map(str.strip, sys.stdin):
+        try:
+            for row in measures.pop(name)():
+                print(json.dumps({"job": name, **row}), flush=True)
+        except Exception:  # the other jobs of this process are not to be lost with it
+            traceback.print_exc(file=sys.stdout)
+        print(json.dumps({"done": name}), flush=True)
+
+
+def prepared(
+    jobs: Mapping[str, str], until: Mapping[str, Any] | None, measures: dict[str, Callable[[], Any]]
+) -> Iterator[tuple[str, float]]:
+    """Get jobs ready, none that could not be ready in time where time is told; the name of each, and its seconds."""
+    start, longest = time.monotonic(), 0.0
+    for name, kind in jobs.items():
+        if until and measures and (Path(until["wait"]).exists() or passed(start) + longest > until["seconds"]):
+            return
+        begun = time.monotonic()
+        try:
+            measures[name] = importlib.import_module(kind).jobs()[name]()
+        except Exception:
+            traceback.print_exc(file=sys.stdout)
+            continue
+        longest = max(longest, passed(begun))
+        yield name, passed(begun)
+
+
+def passed(since: float) -> float:
+    """Seconds since then."""
+    return time.monotonic() - since
 
 
 def main() -> None:
@@ -161,8 +191,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("affinear-bench-speed.json"))
     parser.add_argument("--only", nargs="+", default=[""], help="jobs whose names begin so, or so|so, in this order")
     parser.add_argument("--skip", nargs="+", default=[], help="jobs whose names begin so are left out")
+    parser.add_argument("--share", nargs="+", default=[], help="jobs whose names begin so, or so|so, share a process")
     parser.add_argument("--ready", type=float, default=300, help="seconds after which a job that is not ready is left")
-    parser.add_argument("--crowd", type=int, help="jobs that get ready at a time; all unless told otherwise")
+    parser.add_argument("--crowd", type=int, help="processes that get ready at a time; all unless told otherwise")
     parser.add_argument("--wait", type=Path, help="measure when this file is there, and get ready behind all others")
     parser.add_argument("--seconds", type=float, default=600, help="of measuring, at most")
     parser.add_argument("--kind", nargs="+", default=["speed_jobs"], help="modules of the jobs")
@@ -170,9 +201,7 @@ def main() -> None:
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        return work(arguments.worker, arguments.kind[0])
-    import importlib
-
+        return work(**json.loads(arguments.worker))
     jobs = {name: kind for kind in arguments.kind for name in importlib.import_module(kind).jobs()}
     chosen = named(jobs, arguments.only, arguments.skip)
     if arguments.list:
@@ -200,27 +229,30 @@ def run(chosen: dict[str, str], arguments: argparse.Namespace) -> None:
         draft.write_text(json.dumps(report, indent=1))
         draft.rename(arguments.out)
 
-    def time_it(worker: Worker, until: float) -> None:
-        worker.tell("go")
-        while (row := worker.hear(min(until, time.monotonic() + 120))) is not None and "done" not in row:
+    def time_it(worker: Worker, name: str, until: float) -> None:
+        worker.tell(name)
+        while (row := worker.hear(min(until, time.monotonic() + 120))) and row.get("done") != name:
+            if "job" not in row:  # the end of one that took too long
+                continue
             report["rows"].append(row)
             keep()
             print(short(row), flush=True)
-        print(f"{time.monotonic() - start:6.1f} s  {worker.name} measured", flush=True)
+        print(f"{passed(start):6.1f} s  {name} measured", flush=True)
 
     start = time.monotonic()
     with ended([]) as workers:
-        get_ready(chosen, workers, arguments, start)
-        report["jobs"] = dict.fromkeys(chosen, "not ready")
+        get_ready(shared(chosen, arguments.share), workers, arguments, start)
+        said: dict[str, Any] = dict.fromkeys(chosen, "not ready")
+        report["jobs"] = said
         until = time.monotonic() + arguments.seconds
-        patient = until if arguments.wait else time.monotonic()
-        for worker in in_turn(workers, patient):
-            time_it(worker, until)
-            worker.end()
+        for worker, name in in_turn(workers, list(chosen), until if arguments.wait else time.monotonic()):
+            said[name] = worker.ready[name]
+            time_it(worker, name, until)
             if time.monotonic() > until:
                 break
-        report["jobs"] |= {worker.name: worker.ready for worker in workers if worker.ready}
-    report["seconds"] = time.monotonic() - start
+        for worker in workers:
+            said |= worker.ready
+    report["seconds"] = passed(start)
     keep()
     print(*report["bars"], sep="\n", flush=True)
 
@@ -235,44 +267,62 @@ def ended(workers: list[Worker]) -> Generator[list[Worker]]:
             worker.end()
 
 
-def get_ready(chosen: Mapping[str, str], workers: list[Worker], arguments: argparse.Namespace, start: float) -> None:
-    """Start jobs, so many at a time, until it is time to measure."""
-    waiting, told = list(chosen.items()), set[str]()
+def get_ready(
+    groups: Sequence[Mapping[str, str]], workers: list[Worker], arguments: argparse.Namespace, start: float
+) -> None:
+    """Start processes, so many at a time, until it is time to measure."""
+    waiting, told = list(groups), set[str]()
     while True:
         for worker in workers:
             worker.look()
-            if not worker.is_busy and worker.name not in told:
-                told.add(worker.name)
-                print(f"{time.monotonic() - start:6.1f} s  {worker.name}: {worker.ready or 'ended'}", flush=True)
+            for name in worker.ready.keys() - told:
+                told.add(name)
+                print(f"{passed(start):6.1f} s  {worker.ready[name]}", flush=True)
         busy = sum(worker.is_busy for worker in workers)
         while waiting and (arguments.crowd is None or busy < arguments.crowd):
-            workers.append(begin(*waiting.pop(0), behind=arguments.wait is not None))
+            workers.append(begin(waiting.pop(0), arguments, start))
             busy += 1
-        all_are_done = not (busy or waiting) or time.monotonic() > start + arguments.ready
+        all_are_done = not (busy or waiting) or passed(start) > arguments.ready
         if arguments.wait.exists() if arguments.wait else all_are_done:
             return
         time.sleep(0.1)
 
 
-def in_turn(workers: Sequence[Worker], until: float) -> Iterator[Worker]:
-    """Those that are ready, the first first; the others halt meanwhile, and go on when nobody is left, until then."""
-    measured = set[str]()
+def in_turn(workers: Sequence[Worker], order: Sequence[str], until: float) -> Iterator[tuple[Worker, str]]:
+    """Jobs that are ready, in order; busy processes halt meanwhile, and go on when none is left to measure, until then.
+
+    Who has nothing left to measure is ended, so that others have its memory.
+    """
+    left = list(order)
     while True:
         for worker in workers:
             worker.look()
-        ready = [worker for worker in workers if worker.ready and worker.name not in measured]
+        found = [(worker, name) for name in left for worker in workers if name in worker.ready and not worker.is_busy]
         busy = [worker for worker in workers if worker.is_busy]
-        if ready:
+        if found:
             for worker in busy:
                 worker.signal(signal.SIGSTOP)
-            measured.add(ready[0].name)
-            yield ready[0]
+            worker, name = found[0]
+            left.remove(name)
+            yield worker, name
+            if not worker.ready.keys() & set(left):
+                worker.end()
         elif busy and time.monotonic() < until:
             for worker in busy:
                 worker.signal(signal.SIGCONT)
             time.sleep(0.1)
         else:
             return
+
+
+def shared(jobs: Mapping[str, str], share: Sequence[str]) -> list[dict[str, str]]:
+    """Jobs by the process that gets them ready, in the order of the first of each."""
+    groups: dict[str, dict[str, str]] = {}
+    for name, kind in jobs.items():
+        home = name.removeprefix(PROFILE)
+        home = next((some for some in share if home.startswith(tuple(some.split("|")))), home)
+        groups.setdefault(home, {})[name] = kind
+    return list(groups.values())
 
 
 def named(jobs: Mapping[str, str], only: Sequence[str], skip: Sequence[str]) -> dict[str, str]:

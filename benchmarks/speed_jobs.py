@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
+from unittest import mock
 
 import timm
 import torch
 from released_twin import twin
 from torch import Tensor, nn
+from torch._inductor import cudagraph_trees
 from torch.nn import functional as F
 
 from affinear.bench import models, timing
@@ -23,7 +27,7 @@ Row = dict[str, Any]
 Measure = Callable[[], Iterator[Row]]
 GPU, BFLOAT16 = torch.device("cuda"), torch.bfloat16
 SECONDS = 0.1  # of timing, for one row
-BATCH = 128
+BATCH, SIDE = 128, 224
 STAGES = ((56, 64), (28, 128), (14, 256), (7, 512))  # side and channels of mavit_tiny at 224 pixels
 DIRECTIONS = (FORWARD, TRAINING)
 LONG, STAGE_3 = ("128,1,3136,64", "4,16,16384,128", "2,16,65536,96"), "128,3,196,64"
@@ -48,6 +52,7 @@ def jobs() -> dict[str, Callable[[], Measure]]:
     found |= {f"widths {shape}": lambda shape=shape: widths(shape) for shape in (STAGE_3, *LONG)}
     found |= {f"causal {shape}": lambda shape=shape: causal(shape) for shape in CAUSAL}
     found |= {" ".join(map(str, who)): lambda who=who: network(*who) for who in NETWORKS}
+    found |= {" ".join(("profile", *map(str, who))): lambda who=who: kernels(*who) for who in NETWORKS}
     return found
 
 
@@ -203,65 +208,97 @@ def build(name: str) -> nn.Module:
     return timm.create_model(name, num_classes=models.CLASSES)
 
 
-def network(name: str, direction: str, way: str, batch: int) -> Measure:
-    """One network: time of a step, of the host alone and of the GPU's kernels, and which of these take longest."""
+@contextmanager
+def unrecorded() -> Generator[None]:
+    """Have compiled networks run without CUDA graphs, whose memory would be held until they are measured."""
+    with mock.patch.object(cudagraph_trees, "is_cudagraph_capture_sizes", create=True, return_value=False):
+        yield
+
+
+@cache
+def step_of(name: str, direction: str, way: str, batch: int) -> tuple[timing.Step, float]:
+    """A step of a network, compiled but not recorded yet, and the seconds that the first ones took."""
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
-    net = build(name).to(GPU).train(direction == "training")
-    net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    images = torch.randn(batch, 3, 224, 224, device=GPU).contiguous(memory_format=torch.channels_last)
-    labels = torch.randint(models.CLASSES, (batch,), device=GPU)
+    net, images, labels, optimizer = placed(name, direction, batch)
     called = net if way == EAGER else models.compiled(net, graphed=way == GRAPHED)
     if direction == "inference":
         one = models.inference_step(called, images, BFLOAT16)
     else:
-        optimizer = torch.optim.AdamW(net.parameters(), fused=True)
         one = models.training_step(called, optimizer, (images, labels), BFLOAT16)
     begun = time.perf_counter()
-    for _ in range(4):
-        one()
-    torch.cuda.synchronize()
-    first = time.perf_counter() - begun
+    with unrecorded():
+        for _ in range(2):
+            one()
+        torch.cuda.synchronize()
     free()
+    return one, time.perf_counter() - begun
+
+
+@cache
+def placed(name: str, direction: str, batch: int) -> tuple[nn.Module, Tensor, Tensor, torch.optim.Optimizer]:
+    """A network on the GPU, what it learns from, and how; the same for all ways to call it."""
+    net = build(name).to(GPU).train(direction == "training")
+    net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    images = torch.randn(batch, 3, SIDE, SIDE, device=GPU).contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(models.CLASSES, (batch,), device=GPU)
+    return net, images, labels, torch.optim.AdamW(net.parameters(), fused=True)
+
+
+def network(name: str, direction: str, way: str, batch: int) -> Measure:
+    """One network: time of a step, and of the host alone."""
+    one, first = step_of(name, direction, way, batch)
 
     def measure() -> Iterator[Row]:
+        for _ in range(2):  # records graphs
+            one()
         row: Row = {"what": "network", "who": name, "direction": direction, "way": way, "batch": batch}
         for turn in range(2):
             for _ in range(3):
                 one()
             times = timing.collect(models.sample(one, GPU, 25))
-            yield {
-                **row,
-                "turn": turn,
-                "ms": times.median,
-                "images_per_s": 1e3 * batch / times.median,
-                "first_s": first,
-            }
+            speed = {"ms": times.median, "images_per_s": 1e3 * batch / times.median, "host_ms": host_ms(one)}
+            yield {**row, "turn": turn, **speed, "first_s": first}
+
+    return measure
+
+
+def kernels(name: str, direction: str, way: str, batch: int) -> Measure:
+    """One network: which kernels its time on the GPU goes to."""
+    one, _ = step_of(name, direction, way, batch)
+
+    def measure() -> Iterator[Row]:
+        row: Row = {"what": "network", "who": name, "direction": direction, "way": way, "batch": batch}
+        for _ in range(3):
+            one()
         yield {**row, "turn": "profile", **profile(one)}
 
     return measure
 
 
-def profile(one: Callable[[], object], steps: int = 3) -> Row:
-    """What the host needs for a step, what the GPU does in it, and its longest kernels, in milliseconds."""
+def host_ms(one: timing.Step, steps: int = 3) -> float:
+    """Milliseconds that the host needs for a step, when it does not wait for the GPU."""
     torch.cuda.synchronize()
     begun = time.perf_counter()
     for _ in range(steps):
         one()
-    host = time.perf_counter() - begun
+    return 1e3 * (time.perf_counter() - begun) / steps
+
+
+def profile(one: Callable[[], object], steps: int = 3) -> Row:
+    """What the GPU does in a step, and its longest kernels, in milliseconds."""
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
         for _ in range(steps):
             one()
         torch.cuda.synchronize()
-    kernels: list[tuple[float, float, str]] = [
+    seen_kernels: list[tuple[float, float, str]] = [
         (event.self_device_time_total / steps / 1e3, event.count / steps, event.key[:90])
         for event in seen.key_averages()
     ]
-    kernels = sorted((kernel for kernel in kernels if kernel[0] > 0), reverse=True)
+    longest = sorted((kernel for kernel in seen_kernels if kernel[0] > 0), reverse=True)
     return {
-        "host_ms": 1e3 * host / steps,
-        "gpu_ms": sum(kernel[0] for kernel in kernels),
-        "launches": sum(kernel[1] for kernel in kernels),
-        "kernels": kernels[:40],
+        "gpu_ms": sum(kernel[0] for kernel in longest),
+        "launches": sum(kernel[1] for kernel in longest),
+        "kernels": longest[:40],
     }

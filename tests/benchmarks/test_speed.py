@@ -25,7 +25,7 @@ def speed(module_at: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_was_said_in_time_is_heard_when_another_took_all_of_it(speed: Any) -> None:
     process = subprocess.Popen([sys.executable, "-c", ""], text=True)
-    worker = speed.Worker("job", process)
+    worker = speed.Worker(["job"], process)
     for line in ("building\n", json.dumps({"ready": "job"}) + "\n"):
         worker.said.put(line)
     assert worker.hear(time.monotonic() - 1) == {"ready": "job"}
@@ -34,19 +34,21 @@ def test_what_was_said_in_time_is_heard_when_another_took_all_of_it(speed: Any) 
 
 
 JOBS = """
-import time
+import os, time
 
 def job(name, seconds):
     def begin():
         time.sleep(seconds)
         def measure():
-            yield {"what": name, "when": time.monotonic()}
+            yield {"what": name, "when": time.monotonic(), "process": os.getpid()}
+            assert name != "bad"
         return measure
     return begin
 
 def jobs():
-    waits = {"quick 1": 0, "quick 2": 0, "slow": 1.6, "never": 600}
-    return {name: job(name.split()[0], seconds) for name, seconds in waits.items()}
+    waits = {"quick 1": 0, "quick 2": 0, "bad": 0, "late": 0.8, "slow": 1.6, "never": 600, "profile quick 1": 0}
+    found = {name: job(name.split()[0], seconds) for name, seconds in waits.items()}
+    return {**found, "broken": lambda: 1 / 0}
 """
 
 
@@ -80,3 +82,35 @@ def test_jobs_come_in_the_order_in_which_they_are_asked_for(speed: Any) -> None:
     jobs = dict.fromkeys(("a 1", "b 1", "a 2", "c"), "kind")
     assert list(speed.named(jobs, ["c", "b|a"], ["a 2"])) == ["c", "a 1", "b 1"]
     assert list(speed.named(jobs, [""], [])) == list(jobs)
+
+
+def rows(speed: Any, monkeypatch: pytest.MonkeyPatch, told: list[str]) -> list[dict[str, Any]]:
+    """What a run reports."""
+    monkeypatch.setattr(sys, "argv", ["speed.py", *told])
+    speed.main()
+    return json.loads(Path(told[told.index("--out") + 1]).read_text())["rows"]
+
+
+def test_jobs_share_a_process_which_outlives_those_that_fail(
+    speed: Any, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = ["--kind", kind, "--out", str(tmp_path / "speed.json"), "--only", "broken", "bad", "quick 1", "profile"]
+    found = rows(speed, monkeypatch, [*told, "--share", "broken|bad|quick 1"])
+    assert [row["job"] for row in found] == ["bad", "quick 1", "profile quick 1"]
+    assert len({row["process"] for row in found}) == 1
+
+
+def test_a_shared_process_begins_nothing_that_would_not_be_ready_in_time(
+    speed: Any, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = tmp_path / "free"
+    threading.Timer(3, free.touch).start()
+    told = ["--kind", kind, "--out", str(tmp_path / "speed.json"), "--only", "late", "never", "--share", "late|never"]
+    found = rows(speed, monkeypatch, [*told, "--wait", str(free), "--ready", "1", "--seconds", "9"])
+    assert [row["job"] for row in found] == ["late"]
+
+
+def test_a_profile_goes_to_the_process_of_its_job(speed: Any) -> None:
+    jobs = dict.fromkeys(("a 1", "b 1", "a 2", "profile b 1"), "kind")
+    assert list(map(list, speed.shared(jobs, []))) == [["a 1"], ["b 1", "profile b 1"], ["a 2"]]
+    assert list(map(list, speed.shared(jobs, ["a|b"]))) == [list(jobs)]
