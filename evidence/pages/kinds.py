@@ -108,7 +108,8 @@ def speed(found: Mapping[str, Any], alone: Mapping[str, Any] | None) -> list[str
 
 def trained_alone(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A step of each kind and arm, the median over cells, where these were trained one at a time and timed."""
-    cells: Cells = [one for one in found["cells"] if found["parallel"] == 1 and "ms_per_step" in one]
+    by_itself = found["parallel"] == 1 and not found.get("shared")
+    cells: Cells = [one for one in found["cells"] if by_itself and "ms_per_step" in one]
     rows: list[dict[str, Any]] = []
     for kind, arm in dict.fromkeys((one["kind"], one["arm"]) for one in cells):
         mine = [one for one in cells if (one["kind"], one["arm"]) == (kind, arm)]
@@ -130,4 +131,5 @@ def origin(found: Mapping[str, Any], script: str) -> list[str]:
     device = where["device"]
     if device == "CPU":
         device = f"a CPU of {where['cores']} cores, a thread for each training"
-    return [f"Trained on {device}, torch {where['torch']}, {times} at a time, by `evidence/{script}`.", ""]
+    beside = ", beside other programs" if found.get("shared") else ""
+    return [f"Trained on {device}, torch {where['torch']}, {times} at a time{beside}, by `evidence/{script}`.", ""]

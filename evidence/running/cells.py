@@ -303,12 +303,12 @@ def serve(do: Callable[[Sequence[str]], None]) -> int:
         except Exception:  # a GPU may be unusable after it: another process goes on
             traceback.print_exc()
             return 1
-        _tidy()
+        tidy()
         os.write(answers, b".")
     return 0
 
 
-def _tidy() -> None:
+def tidy() -> None:
     """Give the room of a cell back; its memory does not count for the next."""
     sys.stdout.flush()
     gc.collect()  # a network holds itself in circles

@@ -15,6 +15,7 @@ from running.files import keep
 from running.machine import machine
 
 PROBED, BUILDING = 120, 24  # steps of a probe, and those of them that build kernels and a graph
+PACED = (14, 20)  # steps by which it is decided how many there are: some that build kernels and a graph, and timed ones
 
 
 def steps_of(told: Sequence[str] | None, usual: Mapping[str, int]) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,11 @@ def given(language: Any, tmp_path: Path, tokens: Path, *words: str) -> Any:
 
 @pytest.mark.parametrize("arm", ["softmax", "mala", "mamba2"])
 def test_a_cell_is_trained_and_told_by_position(language: Any, tmp_path: Path, tokens: Path, arm: str):
-    asked = given(language, tmp_path, tokens, "--steps", "text=2")
-    (one,) = language.cells_of(asked, "text", arm, 5)
+    asked = given(language, tmp_path, tokens, "--shared")
+    (one,) = language.cells_of(asked, "text", arm, 5, 2)
     language.cell(language.arguments().parse_args(one.arguments))
     table = language.tell(asked)
+    assert json.loads((tmp_path / "language.json").read_text())["shared"]
     (cell,) = json.loads((tmp_path / "language.json").read_text())["cells"]
     assert (cell["arm"], cell["seed"], cell["recipe"]["steps"], cell["settings"]["context"]) == (arm, 5, 2, 16)
     assert cell["score"]["perplexity"] > 1
@@ -74,12 +76,26 @@ def test_documents_of_a_row_see_those_before_them(language: Any, tmp_path: Path,
     assert not torch.allclose(apart.loss(network, many), whole)
 
 
-def test_cells_of_a_seed_come_before_the_next_and_recall_has_widths(language: Any, tmp_path: Path, tokens: Path):
+def test_text_has_one_size_and_recall_has_widths(language: Any, tmp_path: Path, tokens: Path):
     asked = given(language, tmp_path, tokens)
-    assert [one.title for one in language.cells_of(asked, "text", "nala", 1)] == ["text, nala, seed 1"]
-    widths = [one.title for one in language.cells_of(asked, "recall", "nala", 1)]
+    assert [one.title for one in language.cells_of(asked, "text", "nala", 1, 9)] == ["text, nala, seed 1"]
+    widths = [one.title for one in language.cells_of(asked, "recall", "nala", 1, 9)]
     assert widths == [f"recall, nala, head width {width}, seed 1" for width in (16, 32, 64)]
-    assert language.cells_of(asked, "recall", "mala_released", 1) == []
+    assert language.cells_of(asked, "recall", "mala_released", 1, 9) == []
+
+
+def test_all_trainings_have_the_steps_that_fit(
+    language: Any, tmp_path: Path, tokens: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(language, "PACED", (1, 2))
+    sets = ["--seeds", "0,1", "--arms", "mala,softmax", "--steps", "text=3", "--fit", "2"]
+    told = ["--output", str(tmp_path), "--tokens", str(tokens), "--kinds", "text", *SETS, *sets]
+    monkeypatch.setattr(sys, "argv", ["language.py", *told])
+    assert language.main() == 0
+    cells = json.loads((tmp_path / "language.json").read_text())["cells"]
+    assert [(cell["arm"], cell["seed"], cell["recipe"]["steps"]) for cell in cells] == [
+        (arm, seed, 3) for arm in ("softmax", "mala") for seed in (0, 1)
+    ]
 
 
 def test_a_probe_times_every_arm(

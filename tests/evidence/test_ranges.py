@@ -34,10 +34,10 @@ def test_judging_by_some_leaves_all_to_learn_from(script: Any, tmp_path: Path, r
 def test_cells_are_trained_and_told_whichever_call_they_were_done_by(script: Any, tmp_path: Path, reviews: Path):
     ranges = script("ranges")
     sets = [word for one in ("batch_size=2", "length=16") for word in ("--set", one)]
-    told = ["--output", str(tmp_path), "--text", str(reviews), "--steps", "text=2", *sets]
-    given = ranges.arguments().parse_args(told)
+    given = ranges.arguments().parse_args(["--output", str(tmp_path), "--text", str(reviews), *sets])
+    files = {"text": ranges.data_file(given, "text")}
     for arm, seed in (("mala", 5), ("softmax", 4)):
-        one = ranges.one_cell(given, "text", arm, seed, ranges.data_file(given, "text"))
+        (one,) = ranges.cells_of(given, files, "text", arm, seed, 2)
         ranges.cell(ranges.arguments().parse_args(one.arguments))
     table = ranges.tell(given)
     found = json.loads((tmp_path / "ranges.json").read_text())
