@@ -37,7 +37,7 @@ from speed_bars import verdicts
 
 THREADS = 2  # of one process's compiler
 PROFILE = "profile "  # how names of jobs begin that look closer at the job named next
-NETWORKS = "twin_", "mavit_", "nalaformer_"  # how names of jobs begin that take longest to get ready
+NETWORKS = "twin_", "mavit_", "nalaformer_", "pyramid "  # how names of jobs begin that take longest to get ready
 
 
 @dataclass

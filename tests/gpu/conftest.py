@@ -59,11 +59,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class Report:
-    """Every test and its outcome, with the machine, and errors as multiples of the torch backend's."""
+    """Every test and its outcome, with the machine, and errors as multiples of the torch backend's.
+
+    Written after every test, so that a run that is cut short has lost one at most.
+    """
 
     def __init__(self, file: Path):
         self.file = file
         self.tests: dict[str, dict[str, Any]] = {}
+        self.machine = describe(DEVICE) | {"command": shlex.join(["pytest", *sys.argv[1:]])}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note the outcome of one phase of a test."""
@@ -77,13 +81,14 @@ class Report:
             test["message"] = str(report.longrepr)[-2000:]
         elif report.skipped and isinstance(report.longrepr, tuple):
             test["message"] = report.longrepr[2]
-        if report.when == "teardown" and report.user_properties:
-            test["measured"] = dict(report.user_properties)
+        if report.when == "teardown":
+            if report.user_properties:
+                test["measured"] = dict(report.user_properties)
+            write_report(self.file, self.machine, self.tests)
 
     def pytest_sessionfinish(self) -> None:
-        """Write it down."""
-        machine = describe(DEVICE) | {"command": shlex.join(["pytest", *sys.argv[1:]])}
-        write_report(self.file, machine, self.tests)
+        """A report of no tests is one, too."""
+        write_report(self.file, self.machine, self.tests)
 
 
 def write_report(file: Path, machine: dict[str, Any], tests: dict[str, dict[str, Any]]) -> None:
@@ -93,14 +98,21 @@ def write_report(file: Path, machine: dict[str, Any], tests: dict[str, dict[str,
     worst = worst_ratios(tests)
     file.parent.mkdir(parents=True, exist_ok=True)
     told = {"machine": machine, "outcomes": counts, "worst_error_ratios": worst, "tests": tests}
-    file.write_text(json.dumps(told, indent=1) + "\n")
+    replaced(file, json.dumps(told, indent=1))
     lines = [f"{name}: {value}" for name, value in machine.items() if value is not None]
     lines += ["", ", ".join(f"{number} {outcome}" for outcome, number in counts.items())]
     lines += ["", "Worst errors, over those of the torch backend in the same dtype:"]
     lines += [f"  {ratio:6.2f}  {name}" for name, ratio in worst.items()]
     lines += ["", "Tests:"]
     lines += [f"  {test['outcome']:8} {test['seconds']:7.2f} s  {name}" for name, test in tests.items()]
-    file.with_suffix(".txt").write_text("\n".join(lines) + "\n")
+    replaced(file.with_suffix(".txt"), "\n".join(lines))
+
+
+def replaced(file: Path, text: str) -> None:
+    """Write a text where another may be, which is there until all of it is written."""
+    draft = file.with_suffix(".part")
+    draft.write_text(text + "\n")
+    draft.rename(file)
 
 
 def worst_ratios(tests: dict[str, dict[str, Any]]) -> dict[str, float]:
