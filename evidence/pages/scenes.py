@@ -4,8 +4,8 @@
         --out docs/figures/scenes.png
 
 `--maps` is the folder of maps that `segment.py camvid` keeps, or that `affinear predict` writes; the scene is
-the one that shows most classes, unless `--photo` names another. `--growth` is what `segment.py growth` wrote, or
-`segment.py counted`. It needs matplotlib.
+the one that shows most classes, unless `--photo` names another. `--growth` is what `segment_costs.py growth` wrote, or
+`segment_costs.py counted`. It needs matplotlib.
 """
 
 from __future__ import annotations

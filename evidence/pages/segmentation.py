@@ -15,11 +15,11 @@ Row = Mapping[str, Any]
 PARTS = ("camvid", "alone", "upernet", "growth", "counted")
 FLOOR = 0.5  # mIoU that mavit_tiny was to reach
 COMMANDS = """```sh
-PYTHONPATH=src python evidence/segment.py camvid --data camvid --output outputs --minutes 9
-PYTHONPATH=src python evidence/segment.py alone --output outputs
-PYTHONPATH=src python evidence/segment.py upernet --output outputs
-PYTHONPATH=src python evidence/segment.py growth --output outputs
-PYTHONPATH=src python evidence/segment.py counted --output outputs
+PYTHONPATH=src python evidence/segment.py camvid --data camvid --output outputs --minutes 9 --fit 10 --longer mavit_tiny
+PYTHONPATH=src python evidence/segment_costs.py alone --output outputs
+PYTHONPATH=src python evidence/segment_costs.py upernet --output outputs
+PYTHONPATH=src python evidence/segment_costs.py growth --output outputs
+PYTHONPATH=src python evidence/segment_costs.py counted --output outputs
 PYTHONPATH=src python evidence/segment.py page --output outputs --page results/segmentation
 ```
 """
