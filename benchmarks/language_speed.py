@@ -2,10 +2,13 @@
 
     PYTHONPATH=src python benchmarks/language_speed.py --out language.json --minutes 20
     PYTHONPATH=src python benchmarks/language_speed.py --out rest.json --beside language.json --seconds 1
+    PYTHONPATH=src python benchmarks/language_speed.py --out rest.json --wait free --minutes 0.5
     PYTHONPATH=src python benchmarks/language_speed.py --out probe.json --probe  # tiny, a minute, without a GPU too
 
 Every cell is timed by itself, in bfloat16, with random weights of the 340M shape, and added to --out as it comes; the
 same command goes on with the cells that are missing; those of --beside count as there. No cell begins after --minutes.
+With --wait all cells are tried first, on few tokens, so that kernels are built while others use the GPU; they are timed
+when the file is there, in --minutes from then on.
 What does not fit is a row that says so. Rivals: LlamaForCausalLM of the same shape with SDPA, with its growing and its
 static cache, and as one graph over keys that stand in place; fla's linear-attention model where it can be imported
 (PYTHONPATH). What lies behind a decoded token is random: its size costs, and not what it says.
@@ -17,8 +20,8 @@ import argparse
 import gc
 import json
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +42,7 @@ from affinear.ops.mechanisms import find
 DTYPE = torch.bfloat16
 STEP_TOKENS = 32768  # of a training step, whatever the length
 FEW = 128  # tokens of the step before the one that is measured
+SOME = 4096  # tokens of a text by which kernels are built
 ROOM = 0.92  # of the GPU's memory that a cache may be expected to take
 DECODERS = ("mala graph", "llama graph", "mala", "llama", "llama static")
 PROBE: dict[str, Any] = {
@@ -76,14 +80,17 @@ def cells(probe: bool) -> Iterator[Cell]:
         for length in lengths:
             yield Cell("decode", who, 2 if probe else 64, length)
     for length in trained:
-        for who in ("mala", "llama", "llama chunked", "nala"):
+        for who in ("mala", "llama", "nala"):
             yield _training(who, length, probe)
-    for length in long:
-        yield Cell("memory", "mala", 1, length)
+    yield Cell("memory", "mala", 1, long[0])
     for who in DECODERS:
         for length in lengths:
             yield Cell("decode", who, 1, length)
-    for length in trained:  # whose kernels try many sizes first
+    for length in trained:
+        yield _training("llama chunked", length, probe)
+    for length in long[1:]:
+        yield Cell("memory", "mala", 1, length)
+    for length in reversed(trained):  # whose kernels try many sizes first
         yield _training("fla", length, probe)
     for length in reversed(long):
         yield Cell("memory", "llama chunked", 1, length)
@@ -296,6 +303,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="JSON, appended to")
     parser.add_argument("--beside", type=Path, help="JSON of an earlier run, whose rows are not measured again")
     parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--wait", type=Path, help="get ready first, and time when this file is there")
     parser.add_argument("--only", default="decode,train,memory", help="kinds, comma-separated")
     parser.add_argument("--who", help="models, comma-separated; all if left out")
     parser.add_argument("--seconds", type=float, default=3.0, help="about how long to time a cell")
@@ -303,16 +311,18 @@ def main() -> None:
     parser.add_argument("--probe", action="store_true", help="a tiny shape, to see that all runs")
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
-    began, seconds = time.monotonic(), 0.2 if chosen.probe else chosen.seconds
-    bench = Bench(device, chosen.probe, seconds)
+    bench = Bench(device, chosen.probe, 0.2 if chosen.probe else chosen.seconds)
     kept: dict[str, Any] = json.loads(chosen.out.read_text()) if chosen.out.exists() else {"rows": []}
     kept["machine"] = {**describe(device), "transformers": hf.__version__}
     earlier: list[Any] = [] if chosen.beside is None else json.loads(chosen.beside.read_text())["rows"]
     done = [{name: row[name] for name in ("kind", "who", "batch", "length")} for row in (*kept["rows"], *earlier)]
-    for cell in cells(chosen.probe):
-        asked = cell.kind in chosen.only.split(",") and (chosen.who is None or cell.who in chosen.who.split(","))
-        if not asked or asdict(cell) in done:
-            continue
+    kinds, models = chosen.only.split(","), None if chosen.who is None else chosen.who.split(",")
+    asked = [cell for cell in cells(chosen.probe) if cell.kind in kinds and (models is None or cell.who in models)]
+    missing = [cell for cell in asked if asdict(cell) not in done]
+    if chosen.wait is not None:
+        get_ready(Bench(device, chosen.probe, 0.01), missing, chosen.wait)
+    began = time.monotonic()
+    for cell in missing:
         if time.monotonic() - began > 60 * chosen.minutes:
             print(f"{chosen.minutes:g} minutes are over; the same command goes on", flush=True)
             break
@@ -322,6 +332,19 @@ def main() -> None:
         draft.write_text(json.dumps(kept, indent=1))
         draft.replace(chosen.out)
     print(table(kept["rows"]), flush=True)
+
+
+def get_ready(bench: Bench, missing: Sequence[Cell], free: Path) -> None:
+    """Build all kernels on few tokens, unless the file comes before, and wait for it."""
+    for cell in missing:
+        if free.exists():
+            return
+        few = min(cell.length, SOME) if cell.kind != "decode" else cell.length
+        found = attempt(bench, replace(cell, batch=min(cell.batch, 2), length=few))
+        print(f"{cell}: ready in {found['took_s']} s {found.get('error', '')}", flush=True)
+    print("ready", flush=True)
+    while not free.exists():
+        time.sleep(0.1)
 
 
 def attempt(bench: Bench, cell: Cell) -> dict[str, Any]:

@@ -57,7 +57,7 @@ CHANGES: Mapping[str, dict[str, Any]] = {
     "listops": {"lr": 1e-3, "batch_size": 64, "dropout": 0.0},
     "pathfinder": {"lr": 1e-3},
 }
-SIZES = {"listops": (96_000, 500, 2_000), "pathfinder": (48_000, 500, 4_000)}
+SIZES = {"listops": (96_000, 500, 2_000), "pathfinder": (32_000, 500, 4_000)}
 SMALL = (512, 16, 256)  # for probing
 PARTS = 16  # that data is made in, each with a seed of its own; not the number of cores, which would make other data
 NICE = 10  # of processes that make data, so that trainings beside them are not held up

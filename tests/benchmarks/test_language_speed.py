@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,29 @@ def test_rows_of_an_earlier_run_are_not_measured_again(script: Any, tmp_path: Pa
     monkeypatch.setattr(sys, "argv", ["x", "--out", str(out), "--beside", str(before), "--probe", "--device", "cpu"])
     script.main()
     assert [row["length"] for row in json.loads(out.read_text())["rows"]] == [16]
+
+
+def test_all_is_tried_on_few_tokens_before_the_file_is_there(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    wanted = [script.Cell("train", "mala", 16, 8), script.Cell("memory", "mala", 1, 131072)]
+    wanted += [script.Cell("decode", "llama", 1, 16384)]
+    seen, free = list[Any](), tmp_path / "free"
+
+    def attempt(bench: Any, cell: Any) -> dict[str, Any]:
+        seen.append(cell)
+        if len(seen) == len(wanted):
+            threading.Timer(0.2, free.touch).start()
+        return {"ms": 1.0, "took_s": 0.1}
+
+    monkeypatch.setattr(script, "cells", lambda probe: wanted)
+    monkeypatch.setattr(script, "attempt", attempt)
+    told = ["x", "--out", str(tmp_path / "out.json"), "--wait", str(free), "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", told)
+    script.main()
+    assert [(cell.batch, cell.length) for cell in seen[:3]] == [(2, 8), (1, 4096), (1, 16384)]
+    assert seen[3:] == wanted
+    assert free.exists()
 
 
 @pytest.mark.parametrize("probe", [True, False])
