@@ -212,6 +212,7 @@ def measured(
         about = {"size": size, "batch": batch, "compiled": given.compile, "dtype": "bfloat16 autocast", "graph": graph}
         rows[name] = {"name": name, "parameters": count, "gmacs": macs / 1e9, **about}
         said(f"{name} is made")
+    torch.cuda.empty_cache()
     begin(given)
     for turn, name in itertools.product(range(given.turns), networks):
         seconds, peak = taken(stepping(made[name], size, batch, device, given.compile), given, device)

@@ -143,7 +143,10 @@ def _packing(about: Row | None) -> str:
 def _alone_size(found: Mapping[str, Any]) -> str:
     """At which size each was measured alone, if it was."""
     rows = found.get("alone", {}).get("rows", [])
-    return f" ({rows[0]['batch']} of {' x '.join(str(side) for side in rows[0]['size'])} pixels, eager)" if rows else ""
+    if not rows:
+        return ""
+    how = "one CUDA graph" if rows[0]["graph"] else "eager"
+    return f" ({rows[0]['batch']} of {' x '.join(str(side) for side in rows[0]['size'])} pixels, {how})"
 
 
 def _choice(chosen: Row | None) -> str:

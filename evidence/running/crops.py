@@ -42,7 +42,7 @@ def kept(half: Pairs, settings: Segmentation, device: torch.device) -> Kept:
     """A half that is stored, at the size that training photos have before they are zoomed."""
     images: list[Tensor] = []
     labels: list[Tensor] = []
-    for photo, truth in half.stored or ():
+    for photo, truth in (pair for pair in half.stored or () if pair is not None):
         pixels = as_bytes(Image.fromarray(photo), settings.short_side, settings.long_side)
         size = pixels.shape[1:]
         map_ = F.interpolate(torch.from_numpy(truth)[None, None].float(), size=size, mode="nearest-exact")

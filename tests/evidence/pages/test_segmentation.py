@@ -37,7 +37,8 @@ def scene(arm: str, seed: int, miou: float, longer: bool = False) -> dict[str, A
 
 def test_a_page_of_segmentation_has_every_part_that_was_measured(page: Any, tmp_path: Path) -> None:
     cells = [scene(arm, seed, 0.5 + 0.01 * seed) for seed in range(3) for arm in ("mavit_tiny", "resnet50")]
-    rows = [{"name": "mavit_tiny", "images_per_second": 207.0, "peak_gb": 3.2, "size": [320, 320], "batch": 16}]
+    about = {"size": [320, 320], "batch": 16, "graph": True}
+    rows = [{"name": "mavit_tiny", "images_per_second": 207.0, "peak_gb": 3.2, **about}]
     wide = {"size": [512, 2048], "batch": 2, "parameters": 5e7, "gmacs": 940.0, "peak_gb": 11.0}
     upernet = [
         {"name": name, "images_per_second": speed, "turns": [speed, speed], **wide}
@@ -64,6 +65,7 @@ def test_a_page_of_segmentation_has_every_part_that_was_measured(page: Any, tmp_
     assert text.index("What cannot be concluded") < text.index(
         "| mavit_tiny | 1,000 | 3 | 51.0 ± 1.0 | 50.0 to 52.0 | 90.0 ± 0.0 | 17.0 | 207 |"
     )
+    assert "alone on the GPU where it was measured so (16 of 320 x 320 pixels, one CUDA graph)" in text
     assert "is met after 1,000 steps: 51.0%" in text
     assert "the linear one ahead of both, is met in images per second. In memory it is below 0 of 2." in text
     assert "| 512 | 0.30 GB, 0.02 s | out of memory |" in text

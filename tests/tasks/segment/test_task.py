@@ -161,6 +161,23 @@ def test_photos_that_do_not_decode_are_passed_over_and_named_until_there_are_too
         samples[Draw(7, 0)]
 
 
+@pytest.mark.parametrize("memory", [False, True])
+def test_a_photo_that_was_copied_in_part_is_named_before_training(tmp_path: Path, memory: bool):
+    settings = Segmentation(memory=memory)
+    data = TASK.open(str(scenes.write(tmp_path / "some", (30, 2), ((32, 32),))), settings)
+    for half, number in ((data.train, 4), (data.test, 1)):
+        photo = Path(half.photos[number])
+        photo.write_bytes(photo.read_bytes()[: photo.stat().st_size // 2])
+    data = TASK.open(str(tmp_path / "some"), settings)
+    assert data.sizes == (30, 2)
+    work = work_for(data)
+    work.look_through()
+    assert work.skipped.names == (data.train.photos[4], data.test.photos[1])
+    Path(data.train.photos[6]).write_bytes(b"no photo")
+    with pytest.raises(TooManyCorrupt, match=r"2 of the 30 train images cannot be read, .*scene4.jpg, .*scene6.jpg"):
+        work_for(TASK.open(str(tmp_path / "some"), settings)).look_through()
+
+
 def test_crops_do_not_depend_on_who_reads_them(data: Scenes):
     one, other = (next(iter(work_for(data).train_loader())) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))

@@ -16,7 +16,7 @@ def class_counts(half: Pairs, classes: int) -> Tensor:
 
     def count(index: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
         try:
-            labels = half.stored[index][1] if half.stored is not None else _labels(half, index)
+            labels = _labels(half, index)
         except CorruptImage:
             return np.zeros(classes, np.int64)
         return np.bincount(labels[labels != UNLABELLED], minlength=classes)
@@ -41,5 +41,8 @@ def class_weights(counts: Tensor, power: float) -> Tensor:
 
 
 def _labels(half: Pairs, index: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int16]]:
+    kept = None if half.stored is None else half.stored[index]
+    if kept is not None:
+        return kept[1]
     path = half.maps[index]
     return half.numbers.labels(read_map(path), path)

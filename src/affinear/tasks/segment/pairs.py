@@ -76,14 +76,14 @@ class Pairs:
         maps: The map of each.
         numbers: How a map is read.
         sizes: Height and width of each photo.
-        stored: Photo and labels of each, where all are kept in memory.
+        stored: Photo and labels of each, where all are kept in memory; None for what cannot be read.
     """
 
     photos: Sequence[str]
     maps: Sequence[str]
     numbers: Numbers
     sizes: Sequence[tuple[int, int]]
-    stored: Sequence[tuple[NDArray[np.uint8], Labels]] | None = None
+    stored: Sequence[tuple[NDArray[np.uint8], Labels] | None] | None = None
 
     def __len__(self) -> int:
         return len(self.photos)
@@ -95,9 +95,9 @@ class Pairs:
             CorruptImage: If one of the files cannot be read.
             WrongMap: If the map does not fit the photo or the classes.
         """
-        if self.stored is not None:
-            pixels, labels = self.stored[index]
-            return Image.fromarray(pixels), labels
+        kept = None if self.stored is None else self.stored[index]
+        if kept is not None:
+            return Image.fromarray(kept[0]), kept[1]
         photo = open_image(self.photos[index])
         labels = self.numbers.labels(read_map(self.maps[index]), self.maps[index])
         if labels.shape != (photo.height, photo.width):

@@ -19,6 +19,7 @@ from ...train.task import Job, Score, Work
 from .balance import class_counts, class_weights
 from .looking import Look, labels_of
 from .metric import confusion, score_of, showing
+from .opening import unreadable
 from .pairs import UNLABELLED, Scenes
 from .report import sections
 from .samples import Crops, Photos, TestSamples, TrainSamples, as_it_is
@@ -54,6 +55,13 @@ class SegmentWork(Work[Scenes, Segmentation]):
         samples = TestSamples(pairs, settings.short_side, settings.long_side, self.skipped.tally("test", pairs))
         workers = self.job.recipe.workers
         return in_order(samples, len(pairs), settings.test_batch, workers=workers, collate=as_it_is)
+
+    def look_through(self) -> None:
+        """Photos and maps: each of a thousand decoded, of more a thousand, and the beginnings of the others."""
+        halves = {"train": self.data.train, "test": self.data.test}
+        for name, half in halves.items():
+            self.skipped.tally(name, half)
+        self.skipped.absorb([(name, index) for name, half in halves.items() for index in unreadable(half)])
 
     def ready(self, batch: Any) -> Any:
         """Bytes as numbers; what is not photo is the mean colour."""
