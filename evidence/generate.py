@@ -6,10 +6,11 @@
 trains every arm with every seed that is not there yet, one after the other, all by the same recipe and for as many
 steps, on the sheets that `evidence/packing/pack_cifar10.py` wrote, as many of them as there are, and judges the
 averaged weights: FID, kernel distance, precision, recall. A step is one CUDA graph over images that lie on the device,
-and so is one of Euler's from noise to images. Without `--steps` there are as many as all arms together can do in
-`--minutes`, found out in the beginning and kept in `state/steps.json`. A cell writes `cells/NAME.json` and a picture
-when it is done, and `generate.json` and `samples.png` hold all of them. When the time is over nothing new is begun, and
-the same command goes on. `--probe` times a few steps of every arm.
+and so is one of Euler's from noise to images. Without `--steps` there are as many as the first seed of all arms
+together can do in `--minutes`, found out in the beginning and kept in `state/plan.json`; arms at the end are left out
+where that is less than `--least`. A cell writes `cells/NAME.json` and a picture when it is done, and `generate.json`
+and `samples.png` hold all of them. When the time is over nothing new is begun, and the same command goes on. `--probe`
+times a few steps of every arm.
 
 Features of real images are computed once, and so is what is known of their distance: that of the last sheet from the
 others, `check.json`; between test and training images it is about 3.2.
@@ -46,19 +47,19 @@ from affinear.train.spelling import parse_model_args
 from packing.pack_cifar10 import TEST, pictures_of
 from pages.words import shown, table
 from running.captured import Captured
-from running.cells import Cell, is_worker, results, serve
+from running.cells import Cell, results
 from running.files import keep
+from running.in_order import Room, do_in_order, planned
 from running.learning import PART, Learner, half, learn, step_seconds_of
 from running.machine import machine
-from running.options import arms_of, how_of, numbers
-from running.pacing import Pacing, agreed, begin
-from running.telling import work_off_and_tell
+from running.options import arms_of, numbers
+from running.turns import Doing
 
 MODEL, KIND = "dit_s_2", "generation"
 ARMS = ("softmax", "mala", "none", "linear", "nala", "inline", "mala_released")
 SHAPE, CLASSES = (3, 32, 32), 10
 UNTOLD, FLIPPED = 0.1, 0.5  # shares of images whose class is not told, and that are mirrored
-BESIDE = 30.0  # seconds of a cell beside its steps: a network, graphs, images, and their features
+BESIDE = 25.0  # seconds of a cell beside its steps: a network, graphs, images, and their features
 JUDGED_AT_ONCE = 500  # images whose features are computed together
 SHOWN = 2 * CLASSES  # images of a cell's picture
 RECIPE = Recipe(lr=5e-4, min_lr=1e-5, weight_decay=0.0, warmup_lr=1e-6, clip_grad=1.0)
@@ -287,7 +288,7 @@ def cell(given: argparse.Namespace) -> None:
     arm, _, seed = cast(str, given.cell).rpartition("-")
     pictures = opened(given.data, given.limit)
     judge = judge_of(given.data, given.limit, given.features, given.output / "state", given.made)
-    steps: int = given.steps or agreed(given.output / "state", lambda name: seconds_of(name, given), patience=0)[KIND]
+    steps: int = given.steps
     learner = learner_of(arm, int(seed), steps, pictures, given)
     pace = learn(learner, lambda said: print(said, flush=True), until=given.until)
     if pace.steps < steps:
@@ -296,6 +297,7 @@ def cell(given: argparse.Namespace) -> None:
     began = time.time()
     made, rate = drawn(learner.network, given.made, given, pictures.device)
     print(f"{time.time() - began:.1f} s: {len(made)} images are made", flush=True)
+    (given.output / "cells").mkdir(exist_ok=True)
     grid(made[:SHOWN], CLASSES).save(given.output / "cells" / f"{given.cell}.png")
     score = judge(made)
     print(f"{time.time() - began:.1f} s: and judged", flush=True)
@@ -321,17 +323,17 @@ def cell(given: argparse.Namespace) -> None:
     keep(given.output / "cells" / f"{given.cell}.json", found)
 
 
-def seconds_of(name: str, given: argparse.Namespace) -> float:
-    """Of a step of a kind and arm."""
-    learner = learner_of(name.split()[1], 0, 40, opened(given.data, given.limit), given)
+def seconds_of(given: argparse.Namespace, arm: str) -> float:
+    """Of a step of an arm."""
+    learner = learner_of(arm, 0, 40, opened(given.data, given.limit), given)
     return step_seconds_of(learner, building=14, timed=16)
 
 
-def cells_of(given: argparse.Namespace, until: float) -> list[Cell]:
+def cells_of(given: argparse.Namespace, arms: Sequence[str], steps: int, until: float) -> list[Cell]:
     """Every arm with every seed."""
-    told = (*sys.argv[1:], "--until", str(until), "--cell")
+    told = (*sys.argv[1:], "--steps", str(steps), "--until", str(until), "--cell")
     folder = given.output / "cells"
-    return [Cell.in_files(f"{arm}-{seed}", folder, told) for seed in numbers(given.seeds) for arm in chosen(given.arms)]
+    return [Cell.in_files(f"{arm}-{seed}", folder, told) for seed in numbers(given.seeds) for arm in arms]
 
 
 def chosen(arms: str | None) -> list[str]:
@@ -391,31 +393,46 @@ def pictures(files: Sequence[Path], path: Path) -> None:
 
 def main() -> int:
     """Train what is left of all arms and seeds, and tell what came out so far; 1 if something is left to do."""
-    if is_worker():
-        return serve(lambda told: cell(parsed(told)))
     given = parsed(sys.argv[1:])
     given.output.mkdir(parents=True, exist_ok=True)
     if given.probe:
         for arm in chosen(given.arms):
             began = time.time()
-            print(f"{arm}: {1e3 * seconds_of(f'{KIND} {arm}', given):.1f} ms a step", end=", ", flush=True)
+            print(f"{arm}: {1e3 * seconds_of(given, arm):.1f} ms a step", end=", ", flush=True)
             print(f"all of it {time.time() - began:.0f} s", flush=True)
         return 0
-    until = time.time() + 60 * given.minutes
-    cells = cells_of(given, until)
-    waiting = [one.title.rpartition("-")[0] for one in cells if not one.is_done]
-    if given.steps is None:
-        counts = {f"{KIND} {arm}": waiting.count(arm) for arm in dict.fromkeys(waiting)}
-        begin(given.output / "state", Pacing(counts, {KIND: 1.0}, until, crowd=1, beside=BESIDE))
-    how = how_of(given, given.output, stop=False, threads=8)
-    return work_off_and_tell(__file__, cells, how, lambda: tell(cells, given), line)
+    return train_all(given)
+
+
+def train_all(given: argparse.Namespace) -> int:
+    """Train and judge what is left in this process; 1 if something is left to do."""
+    until, arms, steps = time.time() + 60 * given.minutes, chosen(given.arms), given.steps
+    cells: list[Cell] = []
+
+    def told(one: Cell) -> str:
+        found = one.read()
+        tell(cells, given)
+        return line(found) if found else "not done in time"
+
+    doing = Doing(
+        lambda _kind, _arm, _seed, _steps: cells,
+        lambda _, arm: seconds_of(given, arm),
+        lambda words: cell(parsed(words)),
+        told,
+    )
+    judge_of(given.data, given.limit, given.features, given.output / "state", given.made)  # is as long for any plan
+    if steps is None:
+        plan = planned(given.output / "state", KIND, arms, doing, Room(until, BESIDE, given.least))
+        arms, steps = plan.arms, plan.steps
+    cells += cells_of(given, arms, steps, until)
+    left = do_in_order(cells, doing, until)
+    print(tell(cells, given))
+    return int(bool(left))
 
 
 def parsed(told: Sequence[str]) -> argparse.Namespace:
     """What the command line says."""
-    given = arguments().parse_args(told)
-    given.mps, given.parallel = False, 1
-    return given
+    return arguments().parse_args(told)
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -427,7 +444,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", default="0", help="which, with commas")
     parser.add_argument("--minutes", type=float, default=9, help="in which all that is left is done")
     parser.add_argument("--steps", type=int, help="of every cell; as many as there is time for unless told")
-    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--least", type=int, default=2, help="steps that all arms should have: the last are left out")
+    parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--made", type=int, default=10_000, help="images that are made to be judged")
     parser.add_argument("--sample-steps", type=int, default=25, help="Euler's, for each of them")
     parser.add_argument("--sample-batch", type=int, default=1000, help="images that are made at a time")

@@ -4,13 +4,14 @@
 
 trains every cell that is not there yet, one after the other, the first seed of all before the second of any, on what
 `evidence/packing/pack_voices.py` packed: lines of 22 characters of a game. Five others are held out, and so are some of
-the lines of the 22. Lines of a character that follow each other are put together, as many as fit into six seconds, and
-later into 16, so that all batches of a stage have one shape, and a step is one CUDA graph over recordings that lie on
+the lines of the 22. Lines of a character that follow each other are put together, as many as fit into four seconds, and
+later into ten, so that all batches of a stage have one shape, and a step is one CUDA graph over recordings that lie on
 the device. A cell writes `cells/NAME.json` when it is done; when the time is over nothing new is begun, and the same
-command goes on. How many steps there are is found out in the beginning, from the pace of the slowest arms, so that the
-first seed of all ends in time; the number is in `state/steps.json` and in every cell, and `--steps` sets it. `--part
-probe` times a few steps of each, `--part table` prints what came out, `--part stream` trains nothing: it holds streams
-of networks with fresh weights to the whole, over held-out speakers. It needs torch, timm, accelerate and numpy.
+command goes on. How many steps there are is found out in the beginning, so that the first seed of all ends in time; the
+number is in `state/plan.json` and in every cell, and `--steps` sets it. Arms at the end are left out where there would
+be fewer than `--least`. `--part probe` times a few steps of each, `--part table` prints what came out, `--part stream`
+trains nothing: it holds streams of networks with fresh weights to the whole, over held-out speakers. It needs torch,
+timm, accelerate and numpy.
 
 All arms have the same convolutions, norms, feed-forwards and recipe; rotary positions but for `softmax_relative`, which
 is as published, and no gates. `none` has no attention. `mala_causal` hears recordings as they come: its features are
@@ -47,13 +48,13 @@ from affinear.tasks.speech.work import heard_texts
 from affinear.train import Recipe
 from packing.pack_voices import BANDS, FLOOR, RATE, STEP, read_packed
 from pages.words import percent
-from running.cells import Cell, is_worker, serve, work_off
+from running.cells import Cell
 from running.ctc import ctc
 from running.files import keep
-from running.learning import BUILDING, PART, TIMED, Learner, Pace, half, learn, step_seconds_of
+from running.in_order import Room, do_in_order, planned
+from running.learning import PART, Learner, Pace, half, learn, step_seconds_of
 from running.machine import machine
-from running.options import how_of
-from running.pacing import Pacing, agreed, begin
+from running.turns import Doing
 
 HELD_OUT = ("syreen", "supox", "yehat", "yehatrebels", "shofixti")
 SPELLING = Spelling.of_letters([], "abcdefghijklmnopqrstuvwxyz'0123456789")
@@ -67,13 +68,13 @@ ARMS: dict[str, dict[str, Any]] = {
     "inline": {"mechanism": "inline"},
     "mala_causal": {"mechanism": "mala", "causal": True},
 }
-SLOWEST = ("softmax_relative", "nala")  # whose pace all have
-SHAPE: dict[str, Any] = {"dim": 256, "depth": 6, "num_heads": 4, "conv_norm": "layer", "dropout": 0.1}
+SHAPE: dict[str, Any] = {"dim": 256, "depth": 6, "num_heads": 4, "conv_norm": "layer", "dropout": 0.05}
 STREAMED = ("mala", "linear", "nala", "inline")
 STRETCH, KNOWN = 25, 20  # lines that follow each other, and one in how many such is held out of speakers that are heard
 SPEEDS = (0.9, 1.1)  # between which a recording is as fast
-MASKS = Masks(bands=2, band_width=12, times=8, time_share=0.04)
+MASKS = Masks(bands=2, band_width=10, times=4, time_share=0.05)
 BESIDE = 8.0  # seconds of a cell beside its steps: a network, a graph, and being judged
+BUILDING, TIMED = 14, 16  # steps that build kernels and a graph, and steps that are timed
 KIND = "speech"
 
 
@@ -85,11 +86,13 @@ class Stage:
         tokens: Of a recording, padding included, 25 in a second.
         places: Recordings of a batch.
         share: Of all steps.
+        masked: Whether SpecAugment leaves some of it out.
     """
 
     tokens: int
     places: int
     share: float
+    masked: bool
 
     @property
     def frames(self) -> int:
@@ -102,8 +105,8 @@ class Stage:
         return int(self.frames * min(SPEEDS))
 
 
-# Short ones first: where few letters are said, it is soon found out which of them is where.
-STAGES = (Stage(150, 128, 0.3), Stage(400, 48, 0.7))
+# Short and whole ones first: where few letters are said, it is soon found out which of them is where.
+STAGES = (Stage(100, 96, 0.35, masked=False), Stage(250, 64, 0.65, masked=True))
 RECIPE = Recipe(
     batch_size=STAGES[-1].places,
     lr=1.5e-3,
@@ -325,17 +328,19 @@ class Lesson:
         stage = next(one for one in STAGES if one.places == draws.rows.shape[1])
 
         def loss(at: Tensor) -> Tensor:
-            return self.loss(at - first, draws, stage.frames)
+            return self.loss(at - first, draws, stage)
 
         self.learner.loss_of = loss
         return self.learner
 
-    def loss(self, at: Tensor, draws: Draws, room: int) -> Tensor:
+    def loss(self, at: Tensor, draws: Draws, stage: Stage) -> Tensor:
         """Of a step of a stage: of a letter, so that long passages count as much as short ones."""
         rows, speed = (one.index_select(0, at)[0] for one in (draws.rows, draws.speeds))
-        features, frames = self.corpus.features(rows, speed, self.ear, room)
+        features, frames = self.corpus.features(rows, speed, self.ear, stage.frames)
+        if stage.masked:
+            features = mask(features, frames, MASKS)
         with half(self.corpus.device):
-            logits, counts = self.learner.network(mask(features, frames, MASKS), frames)
+            logits, counts = self.learner.network(features, frames)
         lengths = rows[:, 3]
         said = self.corpus.said(rows, draws.longest)
         return (ctc(logits.float().log_softmax(dim=-1), counts, said, lengths) / lengths).mean()
@@ -433,19 +438,14 @@ def seconds_of(arm: str, corpus: Corpus) -> float:
     for number, stage in enumerate(STAGES):
         learner = lesson.ready(number)
         learner.at.fill_(number * (BUILDING + TIMED))
-        found += stage.share * step_seconds_of(learner)
+        found += stage.share * step_seconds_of(learner, BUILDING, TIMED)
     return found
-
-
-def slowest(corpus: Corpus) -> float:
-    """Seconds of a step of the slowest arm."""
-    return max(seconds_of(arm, corpus) for arm in SLOWEST)
 
 
 def run(given: argparse.Namespace) -> None:
     """Train a cell and write down what it hears; nothing is written if the time was over before."""
     cell, corpus = Training.of(cast(str, given.cell)), heard(given.data)
-    steps: int = given.steps or agreed(given.out / "state", lambda _: slowest(corpus), patience=0)[KIND]
+    steps: int = given.steps
     lesson = Lesson(cell, steps_of(steps), corpus)
     learner, ear = lesson.learner, lesson.ear
     print(f"{cell.name}: {steps} steps, {lesson.epochs:.1f} epochs; {len(corpus.test)} passages held out", flush=True)
@@ -485,18 +485,27 @@ def trainings(arms: Sequence[str], seeds: int, repeated: Sequence[str]) -> list[
 
 
 def train_all(given: argparse.Namespace) -> None:
-    """Have a process do all that is left, one after the other; another goes on if it dies."""
-    folder, until = given.out / "cells", time.time() + 60 * given.minutes
-    wanted = trainings(given.only, given.seeds, given.repeated)
-    waiting = [one for one in wanted if not (folder / f"{one.name}.json").is_file()]
-    first = sum(one.seed == 0 for one in waiting) or len(waiting)
-    if given.steps is None:
-        begin(given.out / "state", Pacing({f"{KIND} slowest": first}, {KIND: 1.0}, until, crowd=1, beside=BESIDE))
-    told = (*sys.argv[1:], "--until", str(until), "--cell")
-    cells = [Cell.in_files(one.name, folder, told) for one in wanted]
-    how = how_of(given, given.out, stop=False, threads=4)
-    left = work_off(__file__, cells, how, lambda one: line(one.read() or {}))
-    if left:
+    """Do all that is left in this process, one after the other."""
+    until, arms, steps = time.time() + 60 * given.minutes, given.only, given.steps
+    corpus, cells = heard(given.data), list[Cell]()
+
+    def told(one: Cell) -> str:
+        found = one.read()
+        return line(found) if found else "not done in time"
+
+    doing = Doing(
+        lambda _kind, _arm, _seed, _steps: cells,
+        lambda _, arm: seconds_of(arm, corpus),
+        lambda words: run(parsed(words)),
+        told,
+    )
+    if steps is None:
+        plan = planned(given.out / "state", KIND, arms, doing, Room(until, BESIDE, given.least))
+        arms, steps = plan.arms, plan.steps
+    words = (*sys.argv[1:], "--steps", str(steps), "--until", str(until), "--cell")
+    wanted = trainings(arms, given.seeds, given.repeated)
+    cells += [Cell.in_files(one.name, given.out / "cells", words) for one in wanted]
+    if left := do_in_order(cells, doing, until):
         print(f"for another call: {', '.join(one.title for one in left)}", flush=True)
 
 
@@ -553,8 +562,6 @@ def table(out: Path) -> None:
 
 def main() -> int:
     """Train, time, or print what came out."""
-    if is_worker():
-        return serve(lambda told: run(parsed(told)))
     given = parsed(sys.argv[1:])
     given.out.mkdir(parents=True, exist_ok=True)
     if given.part == "probe":
@@ -575,7 +582,6 @@ def parsed(told: Sequence[str]) -> argparse.Namespace:
     given = arguments().parse_args(told)
     given.only = given.only.split(",")
     given.repeated = given.only if given.repeated is None else given.repeated.split(",")
-    given.mps, given.parallel = False, 1
     return given
 
 
@@ -590,6 +596,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--repeated", help="arms that have more seeds than the first, with commas; all unless told")
     parser.add_argument("--minutes", type=float, default=9, help="in which all that is left is done")
     parser.add_argument("--steps", type=int, help="instead of what the time allows")
+    parser.add_argument("--least", type=int, default=2, help="steps that all arms should have: the last are left out")
     parser.add_argument("--limit", type=int, help="recordings that are judged at most, for a trial")
     parser.add_argument("--cell", help="one cell, in this process")
     parser.add_argument("--until", type=float, default=math.inf, help="of --cell: when to stop, in seconds since 1970")

@@ -76,9 +76,8 @@ def test_images_and_noise_are_the_same_in_all_arms(generate: Any, sheets: Path):
 def test_a_cell_is_trained_judged_and_told(generate: Any, sheets: Path, monkeypatch: pytest.MonkeyPatch):
     asked = given(generate, sheets, "--steps", "3", "--seeds", "2", "--arms", "nala", "--cell", "nala-2")
     monkeypatch.setattr("sys.argv", ["generate"])
-    (sheets / "out" / "cells").mkdir(parents=True)
     generate.cell(asked)
-    (one,) = cells = generate.cells_of(asked, 0.0)
+    (one,) = cells = generate.cells_of(asked, ["nala"], 3, 0.0)
     found = one.read()
     assert (found["arm"], found["seed"], found["steps"], found["images"]) == ("nala", 2, 3, 100)
     assert found["score"]["frechet"] > 0
@@ -89,6 +88,22 @@ def test_a_cell_is_trained_judged_and_told(generate: Any, sheets: Path, monkeypa
     assert (sheets / "out" / "samples.png").is_file()
     told = json.loads((sheets / "out" / "generate.json").read_text())
     assert told["losses"] == [{"arm": "nala", "seed": 2, "loss": found["losses"], "at": [3]}]
+
+
+def test_all_arms_are_trained_for_as_many_steps_as_there_is_time_for(
+    generate: Any, sheets: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(generate, "BESIDE", 0.0)
+    monkeypatch.setattr(generate, "seconds_of", lambda asked, arm: {"none": 1.0, "mala": 4.0, "linear": 50.0}[arm])
+    told = ["generate", "--data", str(sheets), "--output", str(sheets / "out"), "--features", "random", "--batch", "5"]
+    told += [word for one in SMALL for word in ("--model-arg", one)]
+    told += ["--made", "12", "--sample-steps", "4", "--sample-batch", "6", "--arms", "none,mala,linear"]
+    monkeypatch.setattr("sys.argv", [*told, "--minutes", "1", "--least", "5"])
+    assert generate.main() == 0
+    found = json.loads((sheets / "out" / "generate.json").read_text())["cells"]
+    assert [one["arm"] for one in found] == ["none", "mala"]
+    assert {one["steps"] for one in found} <= {9, 10}  # of 51 seconds less those that the real images took
+    assert "| mala | 1 |" in capsys.readouterr().out
 
 
 def test_nothing_is_told_of_a_cell_that_was_cut_off(generate: Any, sheets: Path):

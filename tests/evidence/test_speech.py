@@ -18,7 +18,7 @@ def speech(script: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script, with networks and batches that are small."""
     found = script("speech")
     monkeypatch.setattr(found, "SHAPE", {**found.SHAPE, "dim": 16, "depth": 1, "num_heads": 2})
-    monkeypatch.setattr(found, "STAGES", (found.Stage(30, 5, 0.5), found.Stage(60, 3, 0.5)))
+    monkeypatch.setattr(found, "STAGES", (found.Stage(30, 5, 0.5, masked=False), found.Stage(60, 3, 0.5, masked=True)))
     monkeypatch.setattr(found, "RECIPE", found.RECIPE.changed(batch_size=3))
     monkeypatch.setattr(found, "STRETCH", 2)
     monkeypatch.setattr(found, "KNOWN", 4)
@@ -124,6 +124,20 @@ def test_nothing_is_told_of_a_cell_that_was_cut_off(speech: Any, packed: Path, t
     told = ["--data", str(packed), "--out", str(tmp_path / "out"), "--steps", "3", "--until", "0", "--cell", "none-0"]
     speech.run(speech.parsed(told))
     assert not (tmp_path / "out" / "cells").exists()
+
+
+def test_all_arms_are_trained_for_as_many_steps_as_there_is_time_for(
+    speech: Any, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(speech, "BESIDE", 0.0)
+    monkeypatch.setattr(speech, "seconds_of", lambda arm, corpus: {"none": 1.0, "mala": 2.0, "linear": 9.0}[arm])
+    told = ["speech", "--data", str(packed), "--out", str(tmp_path / "out"), "--only", "none,mala,linear"]
+    monkeypatch.setattr("sys.argv", [*told, "--minutes", "1", "--least", "10", "--limit", "4"])
+    assert speech.main() == 0
+    found = [json.loads(file.read_text()) for file in sorted((tmp_path / "out" / "cells").glob("*.json"))]
+    assert [one["cell"]["arm"] for one in found] == ["mala", "none"]
+    assert {one["plan"]["steps"] for one in found} == {16}  # of 51 seconds
+    assert "| mala | 1 |" in capsys.readouterr().out
 
 
 def test_seeds_come_after_all_arms(speech: Any):
