@@ -167,12 +167,13 @@ def prepared(
 ) -> Iterator[tuple[str, float]]:
     """Get jobs ready, none that could not be ready in time where time is told; the name of each, and its seconds."""
     start, longest = time.monotonic(), 0.0
+    kinds = {kind: importlib.import_module(kind).jobs() for kind in jobs.values()}
     for name, kind in jobs.items():
         if until and measures and (Path(until["wait"]).exists() or passed(start) + longest > until["seconds"]):
             return
         begun = time.monotonic()
         try:
-            measures[name] = importlib.import_module(kind).jobs()[name]()
+            measures[name] = kinds[kind][name]()
         except Exception:
             traceback.print_exc(file=sys.stdout)
             continue
