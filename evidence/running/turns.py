@@ -127,17 +127,17 @@ def steps_of_kinds(turns: Turns, doing: Doing) -> dict[str, int]:
     """Steps of all trainings of each kind, decided once."""
     file = turns.folder / DECIDED
     decided: dict[str, int] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    if turns.fit and not set(turns.kinds) <= set(decided) and time.monotonic() < turns.until:
-        counts = {
-            (kind, arm): len(doing.cells(kind, arm, 0, turns.least)) for kind, arm in product(turns.kinds, turns.arms)
-        }
+    ahead = [kind for kind in turns.kinds if kind not in decided]
+    if turns.fit and ahead and time.monotonic() < turns.until:
+        counts = {(kind, arm): len(doing.cells(kind, arm, 0, turns.least)) for kind, arm in product(ahead, turns.arms)}
         paces = {name: measured(doing, *name) for name, count in counts.items() if count}
         seconds = MARGIN * (turns.until - time.monotonic()) / turns.fit - BESIDE * sum(counts.values())
-        for kind in turns.kinds:
-            told = ", ".join(f"{arm} {1000 * pace:.1f}" for (one, arm), pace in paces.items() if one == kind)
-            a_step = sum(counts[name] * pace for name, pace in paces.items() if name[0] == kind and math.isfinite(pace))
-            share = turns.shares[kind] / sum(turns.shares[one] for one in turns.kinds)
+        for kind in ahead:
+            mine = {arm: pace for (one, arm), pace in paces.items() if one == kind}
+            a_step = sum(counts[kind, arm] * pace for arm, pace in mine.items() if math.isfinite(pace))
+            share = turns.shares[kind] / sum(turns.shares[one] for one in ahead)
             decided[kind] = fitting(share * seconds, a_step, turns.least, turns.most[kind])
+            told = ", ".join(f"{arm} {1000 * pace:.1f}" for arm, pace in mine.items())
             print(f"{kind}: {decided[kind]:,} steps; ms a step: {told}", flush=True)
         keep(file, decided)
     return {**turns.most, **decided}

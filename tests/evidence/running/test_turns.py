@@ -79,10 +79,16 @@ def test_what_was_decided_and_done_stays(turns: Any, tmp_path: Path):
     paces = {"a": 0.1, "b": 0.2}
     turns.take_turns(plan(turns, tmp_path, seeds=[0]), doing(turns, tmp_path, paces))
     before = found(tmp_path)
+    (tmp_path / "image" / "a-0" / "result.json").unlink()
+    (tmp_path / "image" / "a-0").rmdir()
+    decided = json.loads((tmp_path / "steps.json").read_text())
+    (tmp_path / "steps.json").write_text(json.dumps({"text": decided["text"]}))
     slower = doing(turns, tmp_path, {"a": 9.0, "b": 9.0})
     assert turns.take_turns(plan(turns, tmp_path), slower) == []
     after = found(tmp_path)
+    del before["image a-0"]
     assert {name: after[name] for name in before} == before
+    assert after["image a-0"]["steps"] < decided["image"]
     assert after["text a-1"]["steps"] == before["text a-0"]["steps"]
 
 
