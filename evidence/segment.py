@@ -285,7 +285,8 @@ def trial(one: Training, given: argparse.Namespace, data: Scenes, device: torch.
     task = tasks.find("segment")
     job = task.settle(job_of(one, given, BUILDING + TIMED), data)
     some = learned_from(given.data, split_of(given), job.settings, device)
-    seconds = step_seconds_of(learner_of(made(task, job, device), job, some, device))
+    learner = learner_of(made(task, job, device), job, some, device)
+    seconds = step_seconds_of(learner, BUILDING, TIMED)
     said(f"{one.folder.name}: {1e3 * seconds:.1f} ms a step")
     return seconds
 
