@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import affinear as af
 from affinear.ops import rotary_1d, rotary_2d, tiles
@@ -723,3 +725,24 @@ def test_softmax_takes_a_mask_as_torch_does(randn: Randn, relative_error: Error)
     q, k, v = heads_first(query, key, value)
     expected = F.scaled_dot_product_attention(q, k, v, mask[:, None, None]).transpose(1, 2)
     assert relative_error(af.attention(query, key, value, "softmax", key_mask=mask), expected) <= 1e-12
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_softmax_writes_no_mask_of_all_pairs(learns: bool):
+    class Largest(TorchDispatchMode):
+        entries = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **kwargs or {})
+            found = [x for x in pytree.tree_leaves(out) if isinstance(x, Tensor)]
+            self.entries = max([self.entries, *(x.untyped_storage().nbytes() // x.itemsize for x in found)])
+            return out
+
+    tokens = 600
+    query, key, value = (torch.randn(2, tokens, 2, 8, requires_grad=learns) for _ in range(3))
+    mask = torch.rand(2, tokens) > 0.5
+    with Largest() as seen:
+        out = af.attention(query, key, value, "softmax", key_mask=mask)
+        if learns:
+            torch.autograd.grad(out.sum(), (query, key, value))
+    assert seen.entries < tokens**2

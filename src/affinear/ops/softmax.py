@@ -39,6 +39,8 @@ def attention(
         return visibility(query, key, causal, key_mask, cu_seqlens_q, cu_seqlens_k)
 
     seen = None if key_mask is None and cu_seqlens_k is None else visible()
+    if seen is not None and cu_seqlens_k is None and not causal:
+        seen = seen[:, :, :1]  # the same for all queries: of all pairs, it may have more entries than 32 bits can count
 
     def answer(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if query.dtype == torch.float16 and query.device.type == "cpu":
@@ -107,7 +109,7 @@ def _apart(
 
 
 def _answer(query: Tensor, key: Tensor, value: Tensor, scale: float, visible: Tensor | None, causal: bool) -> Tensor:
-    """Answers (B, N, H, E) to what `visible` (B or 1, 1, N, M) says, or the flag where that says it all."""
+    """Answers (B, N, H, E) to what `visible` (B or 1, 1, N or 1, M) says, or the flag where that says it all."""
     if _weights_are_kept(query, key, value, scale):
         with sdpa_kernel(SDPBackend.MATH):
             return _ask_torch(query, key, value, scale, visible, causal)
