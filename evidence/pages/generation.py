@@ -43,8 +43,7 @@ def generation(found: Path) -> tuple[str, dict[str, Any]]:
     if large:
         parts += _large(large)
     commands = [
-        "PYTHONPATH=src python evidence/generate.py train --data cifar-10 --output outputs --minutes 60",
-        "PYTHONPATH=src python evidence/generate.py check --data cifar-10 --output outputs",
+        "PYTHONPATH=src python evidence/generate.py --data sheets --output outputs --minutes 60",
         "PYTHONPATH=src python benchmarks/generate_speed.py --out outputs/generate-speed.json --around plain,parts",
     ]
     kept = {"generate": told, "speed": speed, "check": check, "generate-speed": large}
@@ -71,14 +70,16 @@ def _table(told: Row, frechet: Values, check: Row | None) -> str:
         rows.append(
             [arm, str(len(mine)), shown(scores["frechet"]), kernel, *shares, f"{mine[0]['parameters'] / 1e6:.1f} M"]
         )
-    fid = told["features"] == "inception"
+    fid, first = told["features"] == "inception", told["cells"][0]
     about = (
-        f"{told['cells'][0]['settings']['made']:,} images of averaged weights against the training images, over "
+        f"{first['settings']['made']:,} images of averaged weights, {first['settings']['sample_steps']} of Euler's "
+        f"steps each, against the {first['images']:,} images that were learnt from, over "
         f"{'features of Inception' if fid else 'a small random network: these are no FIDs'}. Convolution, gate and "
-        "positions are the same in all arms."
+        f"positions are the same in all arms. A step is of {first['recipe']['batch_size']} images."
     )
     if check:
-        about += f" The test images are {check['frechet']:.2f} from the training images by the same code."
+        others, last = check["images"]
+        about += f" {last:,} real images are {check['frechet']:.2f} from {others:,} others by the same code."
     head = ("attention", "seeds", "FID" if fid else "distance", "kernel distance x 1000", "precision", "recall")
     return f"{about}\n\n{table((*head, 'parameters'), rows)}"
 
@@ -97,18 +98,18 @@ def _losses(losses: Sequence[Row]) -> str:
         beside = f"{statistics.mean(apart):+.4f} ({min(apart):+.4f} to {max(apart):+.4f})" if apart else ""
         rows.append([arm, f"{mean:.4f}", beside, f"{max(found[arm]):,}"])
     about = (
-        f"Training loss of single batches, the mean over {len(late)} of the steps {late[0]:,} to {late[-1]:,}; images "
-        f"and noise are the same in all arms, so that what is beside softmax is told batch by batch. Seed {seed} alone."
+        f"Training loss, the mean over the stretches of steps that end with {late[0]:,} to {late[-1]:,}; images and "
+        f"noise are the same in all arms, so that what is beside softmax is told stretch by stretch. Seed {seed} alone."
     )
     return f"{about}\n\n{table(('attention', 'loss', 'beside softmax (least to most)', 'steps done'), rows)}"
 
 
 def _check(check: Row) -> str:
     """How far real images are from real images."""
-    train, test = check["images"]
+    others, last = check["images"]
     return (
-        f"What FID is of images that are as good as they can be: {test:,} test images are {check['frechet']:.2f} from "
-        f"{train:,} training images, by as many as there are; the kernel distance, which has no such bias, is "
+        f"What FID is of images that are as good as they can be: {last:,} real images are {check['frechet']:.2f} from "
+        f"{others:,} others, by as many as there are; the kernel distance, which has no such bias, is "
         f"{1000 * check['kernel']:.2f} thousandths."
     )
 

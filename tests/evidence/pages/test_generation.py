@@ -10,7 +10,8 @@ from typing import Any
 
 def made(arm: str, seed: int, frechet: float) -> dict[str, Any]:
     score = {"frechet": frechet, "kernel": 0.02, "precision": 0.5, "recall": 0.4}
-    return {"arm": arm, "seed": seed, "score": score, "parameters": 33e6, "steps": 1500, "settings": {"made": 5000}}
+    told = {"arm": arm, "seed": seed, "score": score, "parameters": 33e6, "steps": 1500, "images": 17_000}
+    return {**told, "settings": {"made": 5000, "sample_steps": 20}, "recipe": {"batch_size": 64}}
 
 
 def test_generation_tells_arms_that_overlap_and_what_is_behind_sdpa(written: Callable[..., str], tmp_path: Path):
@@ -30,6 +31,7 @@ def test_generation_tells_arms_that_overlap_and_what_is_behind_sdpa(written: Cal
     assert "The arm without attention is 30.0 of distance behind" in text
     assert "Some arms have" not in text
     assert "| softmax | 3 | 61.0 ± 1.0 |" in text
+    assert "5,000 images of averaged weights, 20 of Euler's steps each, against the 17,000 images" in text
     assert "Not for nala at 1,024 tokens (plain, eager, 0.90)." in text
     assert "| plain | compiled | 1,024 | mala | 29.00 | 1.16 | 1.00 |" in text
 
@@ -44,6 +46,6 @@ def test_arms_that_were_cut_off_are_told_by_their_losses_batch_by_batch(written:
     (tmp_path / "check.json").write_text(json.dumps({"images": [3000, 1500], "frechet": 25.3, "kernel": -1e-5}))
     text = written("generation", tmp_path, tmp_path / "page")
     assert "there is no FID of any arm" in text
-    assert "the mean over 2 of the steps 20 to 30" in text
+    assert "the stretches of steps that end with 20 to 30" in text
     assert text.index("| softmax | 0.4500 |") < text.index("| mala | 0.4560 | +0.0060 (+0.0000 to +0.0120) | 40 |")
-    assert "1,500 test images are 25.30 from 3,000 training images" in text
+    assert "1,500 real images are 25.30 from 3,000 others" in text

@@ -20,8 +20,8 @@ def heard(folder: Path, arm: str, seed: int, wer: float, **more: Any) -> None:
         "wer": wer,
         "cer": wer / 2,
     }
-    told |= {"shape": {"depth": 6, "dim": 192}, "hours": [3.42, 0.41]}
-    told |= {"losses": [9.0, 1.0, 1.5, 1.25, 1.25]}
+    told |= {"shape": {"depth": 6, "dim": 192}, "hours": [9.42, 0.81, 0.52], "epochs": 24.2}
+    told |= {"losses": [9.0, 1.0, 1.25], "known": {"wer": wer / 4, "cer": wer / 8, "recordings": 77, "words": 1234}}
     told |= {"words": 5000, "recordings": 400, **more}
     (folder / "cells" / f"{arm}-{seed}.json").write_text(json.dumps(told))
 
@@ -43,7 +43,11 @@ def test_speech_holds_mala_to_softmax_with_relative_positions(
     (tmp_path / "speech_hour.json").write_text(json.dumps(hour))
     text = written("speech", tmp_path, tmp_path / "page")
     assert said in text
-    assert "3.4 hours of them to learn from and 0.4 held out; the networks have 6 blocks of 192 channels" in text
+    assert "9.4 hours of them to learn from, 24 times; 0.8 hours of five others and 0.5 of lines that" in text
+    assert "the networks have 6 blocks of 192 channels" in text
+    assert "on 77 (1,234 words) of those that were" in text
+    assert f"| {25 * (base + 0.001):.1f} ± 0.0 |" in text
+    assert "One seed of an arm" not in text
     assert "999 of 1,000 tokens" in text
     assert "| 1.25 ± 0.00 | 4.00 M | 900 |" in text
     assert "have not learnt to hear" not in text
