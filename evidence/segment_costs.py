@@ -112,8 +112,12 @@ def growth(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     networks = {name: timm.create_model(LINEAR, features_only=True, **args) for name, (args, _) in arms.items()}
     for network in networks.values():
         network.to(device, memory_format=torch.channels_last).train()  # pyright: ignore[reportCallIssue]
+    sides = sides_of(given)
+    for name, network in networks.items():
+        with sdpa_kernel(arms[name][1], set_priority=True):
+            grown_or_why(network, sides[0], device)  # which builds its kernels
     begin(given)
-    for side in sides_of(given):
+    for side in sides:
         for name in tuple(networks):
             row: dict[str, Any] = {"name": name, "side": side, "model": LINEAR, "dtype": "bfloat16 autocast"}
             with sdpa_kernel(arms[name][1], set_priority=True):
