@@ -2,8 +2,9 @@
 
     PYTHONPATH=src:evidence python evidence/pairs.py pubmed --tokens 1916928
 
-Counted on the first so many training tokens, judged on all test tokens: single tokens, and pairs, which go back to
-single tokens by Witten and Bell's rule. No document begins anew: a pair may reach over an end.
+Counted on so many training tokens, in rows drawn by chance as those of a training are, and judged on all test tokens:
+single tokens, and pairs, which go back to single tokens by Witten and Bell's rule. No document begins anew: a pair may
+reach over an end.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from affinear.tasks.language.tokens import read
 
 Tokens = NDArray[np.int64]
+ROW = 512  # tokens that are drawn together
 
 
 def main() -> int:
@@ -27,12 +29,19 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, help="to count; all if left out")
     given = parser.parse_args()
     files = read(given.folder)
-    learnt, judged = (np.asarray(half, np.int64) for half in (files.train[: given.tokens], files.test))
+    learnt, judged = (np.asarray(half, np.int64) for half in (files.train, files.test))
+    learnt = learnt if given.tokens is None else drawn(learnt, given.tokens, np.random.default_rng(0))
     size = files.spelling.size
     print(f"counts of {len(learnt):,} tokens, judged by {len(judged) - 1:,}:")
     print(f"single tokens: perplexity {perplexity(singles(learnt, size)[judged[1:]]):.1f}")
     print(f"pairs: perplexity {perplexity(pairs(learnt, judged, size)):.1f}")
     return 0
+
+
+def drawn(learnt: Tokens, tokens: int, random: np.random.Generator) -> Tokens:
+    """So many tokens or a few less, in rows from everywhere."""
+    rows = learnt[: len(learnt) // ROW * ROW].reshape(-1, ROW)
+    return rows[np.sort(random.permutation(len(rows))[: tokens // ROW])].ravel()
 
 
 def singles(learnt: Tokens, size: int) -> NDArray[np.float64]:

@@ -25,6 +25,7 @@ from running.files import keep, write
 
 MARGIN = 0.85  # of the time, as something always takes longer
 BESIDE = 3.0  # seconds of a training beside its steps
+FEWEST = 2  # steps, whatever the time
 DECIDED = "steps.json"
 
 
@@ -57,7 +58,7 @@ class Turns:
         most: Steps that each kind has at most.
         shares: Of the time for steps, by kind.
         fit: How many seeds are to end in time; 0 has all take the most steps.
-        least: Steps that every training has at least; fewer seeds end in time where that is too many.
+        least: Steps that every training has at least, and fewer seeds end in time, as long as the first does.
         until: When all should be done, by `time.monotonic`. No cell is begun that would end later.
     """
 
@@ -82,7 +83,7 @@ def add_options(parser: argparse.ArgumentParser, minutes: float) -> None:
     parser.add_argument("--seeds", default="0,1,2", help="which, with commas")
     parser.add_argument("--minutes", default=minutes, type=float, help="stop after so many; the same command goes on")
     parser.add_argument("--fit", default=0, type=int, metavar="N", help="take as many steps as let N seeds end in time")
-    parser.add_argument("--least", default=50, type=int, metavar="N", help="steps that --fit gives at least")
+    parser.add_argument("--least", default=50, type=int, metavar="N", help="steps that are given if one seed can end")
     parser.add_argument("--shared", action="store_true", help="say that other programs use the machine: no times")
     parser.add_argument("--set", action="append", help="a field of recipe or settings: field=value; may be given again")
 
@@ -131,26 +132,32 @@ def steps_of_kinds(turns: Turns, doing: Doing) -> dict[str, int]:
     if turns.fit and ahead and time.monotonic() < turns.until:
         counts = {(kind, arm): len(doing.cells(kind, arm, 0, turns.least)) for kind, arm in product(ahead, turns.arms)}
         paces = {name: measured(doing, *name) for name, count in counts.items() if count}
-        seconds = MARGIN * (turns.until - time.monotonic()) / turns.fit - BESIDE * sum(counts.values())
+        whole, beside = MARGIN * (turns.until - time.monotonic()), BESIDE * sum(counts.values())
         for kind in ahead:
             mine = {arm: pace for (one, arm), pace in paces.items() if one == kind}
             a_step = sum(counts[kind, arm] * pace for arm, pace in mine.items() if math.isfinite(pace))
             share = turns.shares[kind] / sum(turns.shares[one] for one in ahead)
-            decided[kind] = fitting(share * seconds, a_step, turns.least, turns.most[kind])
+            seconds, alone = (share * (whole / seeds - beside) for seeds in (turns.fit, 1))
+            decided[kind] = fitting(seconds, alone, a_step, turns.least, turns.most[kind])
             told = ", ".join(f"{arm} {1000 * pace:.1f}" for arm, pace in mine.items())
             print(f"{kind}: {decided[kind]:,} steps; ms a step: {told}", flush=True)
         keep(file, decided)
     return {**turns.most, **decided}
 
 
-def fitting(seconds: float, a_step: float, least: int, most: int) -> int:
-    """Steps that fit into so many seconds.
+def fitting(seconds: float, alone: float, a_step: float, least: int, most: int) -> int:
+    """Steps that fit into so many seconds; no fewer than `least`, if these fit into those of one seed alone.
 
     Examples:
-        >>> fitting(60.0, 0.25, 50, 1_000), fitting(60.0, 0.25, 50, 100), fitting(1.0, 0.25, 50, 1_000)
-        (240, 100, 50)
+        >>> fitting(60.0, 180.0, 0.25, 50, 1_000), fitting(60.0, 180.0, 0.25, 50, 100)
+        (240, 100)
+        >>> fitting(60.0, 180.0, 0.25, 500, 1_000), fitting(60.0, 180.0, 0.25, 900, 1_000)
+        (500, 720)
     """
-    return min(most, max(least, math.floor(seconds / a_step))) if a_step else most
+    if not a_step:
+        return most
+    some, one = (max(FEWEST, math.floor(time / a_step)) for time in (seconds, alone))
+    return min(most, max(some, min(least, one)))
 
 
 def measured(doing: Doing, kind: str, arm: str) -> float:

@@ -21,3 +21,13 @@ def test_what_follows_from_the_token_before_is_foretold(script: Any):
     text = np.tile(np.arange(10), 100)
     assert abs(pairs.perplexity(pairs.singles(text, 10)[text]) - 10) < 1e-9
     assert pairs.perplexity(pairs.pairs(text, text, 10)) < 1.1
+
+
+def test_rows_are_drawn_from_everywhere(script: Any):
+    pairs = script("pairs")
+    learnt = np.arange(40 * pairs.ROW + 7)
+    found = pairs.drawn(learnt, 20 * pairs.ROW + 9, np.random.default_rng())
+    rows = found.reshape(20, pairs.ROW)
+    assert (rows == rows[:, :1] + np.arange(pairs.ROW)).all()
+    assert len(set(rows[:, 0])) == 20
+    assert not (rows[:, 0] < 20 * pairs.ROW).all()

@@ -102,10 +102,12 @@ def test_no_more_than_the_most_and_nothing_when_time_is_over(
     assert len(left) == (0 if steps else 8)
 
 
-def test_so_little_time_leaves_the_least_steps(turns: Any, tmp_path: Path):
-    one = plan(turns, tmp_path, least=7, until=time.monotonic() + 5)
-    turns.take_turns(one, doing(turns, tmp_path, {"a": 10.0, "b": 10.0}))
-    assert {cell["steps"] for cell in found(tmp_path).values()} == {7}
+@pytest.mark.parametrize(("seconds", "steps"), [(5, {2}), (140, {700}), (70, set(range(250, 500)))])
+def test_fewer_seeds_end_rather_than_too_few_steps(turns: Any, tmp_path: Path, seconds: float, steps: set[int]):
+    changes: dict[str, Any] = {"kinds": ["text"], "seeds": [0], "least": 700, "until": time.monotonic() + seconds}
+    turns.take_turns(plan(turns, tmp_path, **changes), doing(turns, tmp_path, {"a": 0.05, "b": 0.06}))
+    (found_steps,) = {cell["steps"] for cell in found(tmp_path).values()}
+    assert found_steps in steps
 
 
 def test_what_fails_is_told_and_the_others_go_on(turns: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
