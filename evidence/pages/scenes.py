@@ -1,11 +1,11 @@
 """The figure of dense tasks: a street scene, its classes, what a network found, and memory as images grow.
 
-    PYTHONPATH=src python evidence/pages/scenes.py --data camvid --maps outputs/camvid/maps --growth growth.json \
-        --out docs/figures/scenes.png
+    PYTHONPATH=src:evidence python evidence/pages/scenes.py --data camvid --out docs/figures/scenes.png
 
-`--maps` is the folder of maps that `segment.py camvid` keeps, or that `affinear predict` writes; the scene is
-the one that shows most classes, unless `--photo` names another. `--growth` is what `segment_costs.py growth` wrote, or
-`segment_costs.py counted`. It needs matplotlib.
+draws what `results/segmentation` has: maps that `mavit_tiny` found, and memory as it was measured, or else counted.
+`--maps` is another folder of maps that `segment.py camvid` keeps, or that `affinear predict` writes; the scene is the
+one that shows most classes, unless `--photo` names another. `--growth` is another file that `segment_costs.py growth`
+wrote, or `segment_costs.py counted`. It needs matplotlib.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from affinear.tasks.segment.opening import open_scenes
 from affinear.tasks.segment.pairs import Labels, Pairs, Scenes, read_map
 
 COLOURS = {"linear": "#1b7f4d", "softmax, fused": "#c05a1d", "softmax, weights kept": "#8a1f1f"}
+RESULTS = Path("results/segmentation")
 LEAST_SHARE = 0.002  # of a photo's pixels, for a class to be named
 
 
@@ -34,9 +35,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="the folder that the network was judged on")
     parser.add_argument("--split", default="test", help="its half")
-    parser.add_argument("--maps", required=True, type=Path, help="folder of maps that were found, named as the photos")
+    parser.add_argument(
+        "--maps", default=RESULTS / "maps", type=Path, help="folder of maps that were found, named as photos"
+    )
     parser.add_argument("--photo", help="name of the photo, without its ending")
-    parser.add_argument("--growth", required=True, type=Path, help="growth.json or counted.json")
+    measured = next((file for file in (RESULTS / "growth.json", RESULTS / "counted.json") if file.is_file()), None)
+    parser.add_argument(
+        "--growth", default=measured, required=measured is None, type=Path, help="growth.json or counted.json"
+    )
     parser.add_argument("--out", required=True, type=Path, help="the PNG or SVG file")
     given = parser.parse_args()
     scenes = open_scenes(given.data, zero_is_class=False, test_split=given.split, memory=False)

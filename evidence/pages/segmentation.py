@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ PYTHONPATH=src python evidence/segment.py page --output outputs --page results/s
 
 
 def written(folder: Path, output: Path) -> str:
-    """Bring the JSON of what was measured to the page's folder, and write `README.md` of all that is there.
+    """Bring the JSON of what was measured, and maps of what was found, to the page's folder, and write its `README.md`.
 
     Args:
         folder: Of the page.
@@ -39,6 +40,9 @@ def written(folder: Path, output: Path) -> str:
         if source is not None:
             found[part] = json.loads(source.read_text())
             keep(folder / f"{part}.json", found[part])
+    maps = output / "camvid" / "maps"
+    if maps.is_dir():
+        shutil.copytree(maps, folder / "maps", dirs_exist_ok=True)
     text = page(found)
     write(folder / "README.md", text)
     return text

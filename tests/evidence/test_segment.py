@@ -41,6 +41,7 @@ def test_every_training_is_done_and_told(segment: Any, monkeypatch: pytest.Monke
     assert len(list((tmp_path / "out/camvid/maps").glob("*.png"))) == 4
     assert call(segment, monkeypatch, tmp_path, "page") == 0
     assert "| mavit_tiny | 2 | 2 |" in (tmp_path / "out/README.md").read_text()
+    assert len(list((tmp_path / "out/maps").glob("*.png"))) == 4
 
 
 def test_time_decides_how_many_steps_there_are(segment: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

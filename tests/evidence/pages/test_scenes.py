@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,5 +34,11 @@ def test_the_figure_is_drawn_from_maps_and_growth(tmp_path: Path) -> None:
     assert drawn.returncode == 0, drawn.stderr
     with Image.open(tmp_path / "figure.png") as figure:
         assert figure.width > 1000
+    results = tmp_path / "results" / "segmentation"
+    shutil.copytree(tmp_path / "annotations" / "test", results / "maps")
+    (tmp_path / "growth.json").rename(results / "counted.json")
+    own = subprocess.run([*command[:4], "--out", "own.png"], cwd=tmp_path, capture_output=True, text=True)
+    assert own.returncode == 0, own.stderr
+    assert (tmp_path / "own.png").is_file()
     refused = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True)
     assert "--maps: expected maps that are named as photos" in refused.stderr

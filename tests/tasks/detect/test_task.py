@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from affinear import tasks
+from affinear.cli import build_app
 from affinear.models.detectors import Detector
 from affinear.tasks.detect import TASK
 from affinear.tasks.detect.precision import Found, evaluate
@@ -69,6 +71,14 @@ def test_a_run_learns_is_judged_and_asked(coco: Make, tmp_path: Path) -> None:
     assert {row["category_id"] for row in rows} <= {3, 7}
     assert all({"bbox", "score", "segmentation", "image_id"} <= row.keys() for row in rows)
     assert len(rows) == len(answers[0].content["objects"])
+    words = ["eval", str(tmp_path / "run"), "--data", str(data), "--workers", "0", "--set", "detections=9"]
+    told = CliRunner().invoke(build_app(), [*words, "--set", "min_score=0"])
+    assert told.exit_code == 0, told.output
+    assert "cap of detections 9, 2 images" in told.stdout
+    assert [line.split()[-1] for line in told.stdout.splitlines()[:2]] == ["box", "bar"]
+    missing = CliRunner().invoke(build_app(), [*words, "--set", "test_split=nowhere"])
+    assert missing.exit_code != 0
+    assert "found no annotations/instances_nowhere.json" in " ".join(missing.output.split())
 
 
 def test_what_weights_do_not_depend_on_may_be_set_when_they_are_used(coco: Make, tmp_path: Path) -> None:
