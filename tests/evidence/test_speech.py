@@ -130,13 +130,13 @@ def test_all_arms_are_trained_for_as_many_steps_as_there_is_time_for(
     speech: Any, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(speech, "BESIDE", 0.0)
-    monkeypatch.setattr(speech, "seconds_of", lambda arm, corpus: {"none": 1.0, "mala": 2.0, "linear": 9.0}[arm])
+    monkeypatch.setattr(speech, "seconds_of", lambda arm, corpus: {"none": 100.0, "mala": 200.0, "linear": 900.0}[arm])
     told = ["speech", "--data", str(packed), "--out", str(tmp_path / "out"), "--only", "none,mala,linear"]
-    monkeypatch.setattr("sys.argv", [*told, "--minutes", "1", "--least", "10", "--limit", "4"])
+    monkeypatch.setattr("sys.argv", [*told, "--minutes", "100", "--least", "10", "--limit", "4"])
     assert speech.main() == 0
     found = [json.loads(file.read_text()) for file in sorted((tmp_path / "out" / "cells").glob("*.json"))]
     assert [one["cell"]["arm"] for one in found] == ["mala", "none"]
-    assert {one["plan"]["steps"] for one in found} == {16}  # of 51 seconds
+    assert {one["plan"]["steps"] for one in found} == {16}  # in 85 minutes
     assert "| mala | 1 |" in capsys.readouterr().out
 
 
