@@ -36,6 +36,8 @@ from typing import IO, Any
 from speed_bars import verdicts
 
 THREADS = 2  # of one process's compiler
+MORE = "more"  # tells a process to get another job ready
+Measure = Callable[[], Iterator[dict[str, Any]]]
 PROFILE = "profile "  # how names of jobs begin that look closer at the job named next
 NETWORKS = "twin_", "mavit_", "nalaformer_", "pyramid "  # how names of jobs begin that take longest to get ready
 
@@ -49,6 +51,7 @@ class Worker:
         process: It leads a group, with all that it starts.
         said: Its lines; None when it has ended.
         ready: What it said of each job that was.
+        left: Jobs that it has put off, since they would not have been ready in time.
         is_busy: Whether it is getting jobs ready.
         listener: What hears it.
     """
@@ -57,6 +60,7 @@ class Worker:
     process: subprocess.Popen[str]
     said: queue.Queue[str | None] = field(default_factory=queue.Queue[str | None])
     ready: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    left: list[str] = field(default_factory=list[str])
     is_busy: bool = True
     listener: threading.Thread | None = None
 
@@ -66,13 +70,18 @@ class Worker:
             line = self.said.get()
             if line is None:
                 self.is_busy = False
-                self.ready.clear()  # nobody is left to measure them
+                self.ready.clear()  # nobody is there to measure them
             elif line.startswith("{"):
                 told = json.loads(line)
                 if "ready" in told:
                     self.ready[told["ready"]] = told
                 else:
-                    self.is_busy = False
+                    self.is_busy, self.left = False, told["left"]
+
+    def go_on(self) -> None:
+        """Get one more job ready of those that were put off."""
+        self.is_busy, self.left = True, []
+        self.tell(MORE)
 
     def signal(self, number: signal.Signals) -> None:
         """Halt it, let it go on, or end it, with all that it has started."""
@@ -149,11 +158,20 @@ def listen(worker: Worker, stream: IO[str]) -> None:
 def work(jobs: Mapping[str, str], until: Mapping[str, Any] | None) -> None:
     """Be the process of some jobs: get them ready and say so, then measure what is asked for, and say every row."""
     os.setpgrp()
-    measures: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {}
-    for name, seconds in prepared(jobs, until, measures):
-        print(json.dumps({"ready": name, "seconds": seconds}), flush=True)
-    print(json.dumps({"waits": list(measures)}), flush=True)
+    kinds = {kind: importlib.import_module(kind).jobs() for kind in jobs.values()}
+    left = {name: kinds[kind][name] for name, kind in jobs.items()}
+    measures: dict[str, Measure] = {}
+
+    def prepare(until: Mapping[str, Any] | None, most: int) -> None:
+        for name, seconds in prepared(left, until, measures, most):
+            print(json.dumps({"ready": name, "seconds": seconds}), flush=True)
+        print(json.dumps({"left": list(left)}), flush=True)
+
+    prepare(until, len(left))
     for name in map(str.strip, sys.stdin):
+        if name == MORE:
+            prepare(None, 1)
+            continue
         try:
             for row in measures.pop(name)():
                 print(json.dumps({"job": name, **row}), flush=True)
@@ -163,17 +181,16 @@ def work(jobs: Mapping[str, str], until: Mapping[str, Any] | None) -> None:
 
 
 def prepared(
-    jobs: Mapping[str, str], until: Mapping[str, Any] | None, measures: dict[str, Callable[[], Any]]
+    left: dict[str, Callable[[], Measure]], until: Mapping[str, Any] | None, measures: dict[str, Measure], most: int
 ) -> Iterator[tuple[str, float]]:
-    """Get jobs ready, none that could not be ready in time where time is told; the name of each, and its seconds."""
+    """Get the next jobs ready, none that could not be so in time where that is told; the name of each, its seconds."""
     start, longest = time.monotonic(), 0.0
-    kinds = {kind: importlib.import_module(kind).jobs() for kind in jobs.values()}
-    for name, kind in jobs.items():
+    for name in list(left)[:most]:
         if until and measures and (Path(until["wait"]).exists() or passed(start) + longest > until["seconds"]):
             return
         begun = time.monotonic()
         try:
-            measures[name] = kinds[kind][name]()
+            measures[name] = left.pop(name)()
         except Exception:
             traceback.print_exc(file=sys.stdout)
             continue
@@ -292,7 +309,8 @@ def get_ready(
 def in_turn(workers: Sequence[Worker], order: Sequence[str], until: float) -> Iterator[tuple[Worker, str]]:
     """Jobs that are ready, in order; busy processes halt meanwhile, and go on when none is left to measure, until then.
 
-    Who has nothing left to measure is ended, so that others have its memory.
+    So do those that have put jobs off, one job at a time. Who has nothing left to measure is ended, so that others have
+    its memory.
     """
     left = list(order)
     while True:
@@ -306,11 +324,14 @@ def in_turn(workers: Sequence[Worker], order: Sequence[str], until: float) -> It
             worker, name = found[0]
             left.remove(name)
             yield worker, name
-            if not worker.ready.keys() & set(left):
+            if not (worker.left or worker.ready.keys() & set(left)):
                 worker.end()
-        elif busy and time.monotonic() < until:
+        elif time.monotonic() < until and (busy or any(worker.left for worker in workers)):
             for worker in busy:
                 worker.signal(signal.SIGCONT)
+            for worker in workers:
+                if worker.left:
+                    worker.go_on()
             time.sleep(0.1)
         else:
             return

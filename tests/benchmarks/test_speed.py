@@ -110,6 +110,18 @@ def test_a_shared_process_begins_nothing_that_would_not_be_ready_in_time(
     assert [row["job"] for row in found] == ["late"]
 
 
+def test_what_was_put_off_gets_ready_when_all_else_is_measured(
+    speed: Any, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = tmp_path / "free"
+    threading.Timer(4, free.touch).start()
+    told = ["--kind", kind, "--out", str(tmp_path / "speed.json"), "--only", "late", "broken", "quick 1", "bad"]
+    told += ["--share", "late|broken|quick|bad"]
+    found = rows(speed, monkeypatch, [*told, "--wait", str(free), "--ready", "1", "--seconds", "20"])
+    assert [row["job"] for row in found] == ["late", "quick 1", "bad"]
+    assert len({row["process"] for row in found}) == 1
+
+
 def test_a_profile_goes_to_the_process_of_its_job(speed: Any) -> None:
     jobs = dict.fromkeys(("a 1", "b 1", "a 2", "profile b 1"), "kind")
     assert list(map(list, speed.shared(jobs, []))) == [["a 1"], ["b 1", "profile b 1"], ["a 2"]]
