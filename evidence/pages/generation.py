@@ -34,6 +34,8 @@ def generation(found: Path) -> tuple[str, dict[str, Any]]:
     parts: list[str] = []
     if told and cells:
         parts.append(_table(told, frechet, check))
+        if (found / "samples.png").is_file():
+            parts.append("Every arm from the same noise, a class in each column:\n\n![Images of all arms](samples.png)")
     if losses:
         parts.append(_losses(losses))
     if check and not cells:
@@ -54,9 +56,11 @@ def _how_far(cells: Sequence[Row], losses: Sequence[Row]) -> str:
     """How long networks were trained, beside those that are published; or that they were not, or not judged."""
     if not cells:
         return UNJUDGED if losses else "No network was trained yet."
+    batch, steps, images = cells[0]["recipe"]["batch_size"], cells[0]["steps"], cells[0]["images"]
     return (
-        "Networks of this size are trained for 400,000 steps where FIDs are published; these were trained for "
-        f"{steps_of(cells)}, so that distances are far above those, and their order may change with more."
+        "Networks of this size are trained for 400,000 steps of 256 images where FIDs are published; these were "
+        f"trained for {steps_of(cells)} of {batch}, so that every image came {batch * steps / images:.1f} times. "
+        "Distances are far above those, and their order may change with more."
     )
 
 
@@ -67,9 +71,8 @@ def _table(told: Row, frechet: Values, check: Row | None) -> str:
         scores = {name: [cell["score"][name] for cell in mine] for name in mine[0]["score"]}
         kernel = shown([1000 * value for value in scores["kernel"]], ".2f")
         shares = [shown(scores[name], ".3f") for name in ("precision", "recall")]
-        rows.append(
-            [arm, str(len(mine)), shown(scores["frechet"]), kernel, *shares, f"{mine[0]['parameters'] / 1e6:.1f} M"]
-        )
+        size, made = f"{mine[0]['parameters'] / 1e6:.1f} M", shown([one["made_per_second"] for one in mine], ".0f")
+        rows.append([arm, str(len(mine)), shown(scores["frechet"]), kernel, *shares, size, made])
     fid, first = told["features"] == "inception", told["cells"][0]
     about = (
         f"{first['settings']['made']:,} images of averaged weights, {first['settings']['sample_steps']} of Euler's "
@@ -81,7 +84,7 @@ def _table(told: Row, frechet: Values, check: Row | None) -> str:
         others, last = check["images"]
         about += f" {last:,} real images are {check['frechet']:.2f} from {others:,} others by the same code."
     head = ("attention", "seeds", "FID" if fid else "distance", "kernel distance x 1000", "precision", "recall")
-    return f"{about}\n\n{table((*head, 'parameters'), rows)}"
+    return f"{about}\n\n{table((*head, 'parameters', 'images made/s'), rows)}"
 
 
 def _losses(losses: Sequence[Row]) -> str:

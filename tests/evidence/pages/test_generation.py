@@ -11,6 +11,7 @@ from typing import Any
 def made(arm: str, seed: int, frechet: float) -> dict[str, Any]:
     score = {"frechet": frechet, "kernel": 0.02, "precision": 0.5, "recall": 0.4}
     told = {"arm": arm, "seed": seed, "score": score, "parameters": 33e6, "steps": 1500, "images": 17_000}
+    told["made_per_second"] = 400.0 + seed
     return {**told, "settings": {"made": 5000, "sample_steps": 20}, "recipe": {"batch_size": 64}}
 
 
@@ -31,6 +32,11 @@ def test_generation_tells_arms_that_overlap_and_what_is_behind_sdpa(written: Cal
     assert "The arm without attention is 30.0 of distance behind" in text
     assert "Some arms have" not in text
     assert "| softmax | 3 | 61.0 ± 1.0 |" in text
+    assert "33.0 M | 401 ± 1 |" in text
+    assert "trained for 1,500 of 64, so that every image came 5.6 times." in text
+    assert "samples.png" not in text
+    (tmp_path / "samples.png").touch()
+    assert "![Images of all arms](samples.png)" in written("generation", tmp_path, tmp_path / "page")
     assert "5,000 images of averaged weights, 20 of Euler's steps each, against the 17,000 images" in text
     assert "Not for nala at 1,024 tokens (plain, eager, 0.90)." in text
     assert "| plain | compiled | 1,024 | mala | 29.00 | 1.16 | 1.00 |" in text
