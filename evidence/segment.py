@@ -119,7 +119,7 @@ def main() -> int:
     given = arguments().parse_args()
     given.output.mkdir(parents=True, exist_ok=True)
     if given.what == "page":
-        print(written(given.page or given.output, given.output))
+        print(written(given.page or given.output, given.output, given.apart, given.note or []))
         return 0
     if given.until is None:
         given.until = time.time() + 60 * given.minutes
@@ -369,6 +369,8 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=PARTS, help="which part")
     parser.add_argument("--page", type=Path, help="page: folder of README.md and its JSON")
+    parser.add_argument("--apart", type=Path, help="page: another --output, whose longer runs are told, too")
+    parser.add_argument("--note", action="append", help="page: what the JSON does not tell and a reader has to know")
     parser.add_argument("--longer", help="camvid: arms that are trained once more, until the time is over")
     parser.add_argument("--data", default="camvid", help="CamVid's folder, with images/ and annotations/")
     parser.add_argument("--output", required=True, type=Path, help="folder for results")

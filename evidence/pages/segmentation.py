@@ -14,24 +14,32 @@ from running.files import keep, write
 
 Row = Mapping[str, Any]
 PARTS = ("camvid", "alone", "upernet", "growth", "counted")
+LONGER = "longer"  # runs until the time is over that were done apart from the others
 FLOOR = 0.5  # mIoU that mavit_tiny was to reach
+ROSE = 0.2  # by which a training loss is above what it was before, if the network has lost what it had learned
 COMMANDS = """```sh
-PYTHONPATH=src python evidence/segment.py camvid --data camvid --output outputs --minutes 9 --fit 10 --longer mavit_tiny
+# begun twice at the same time
+PYTHONPATH=src python evidence/segment.py camvid --data camvid --output outputs --minutes 6 --fit 11 --parallel 2 \\
+    --longer mavit_tiny
+PYTHONPATH=src python evidence/segment.py camvid --data camvid --output apart --minutes 7 --arms mavit_tiny --seeds 0 \\
+    --steps 2 --longer mavit_tiny
 PYTHONPATH=src python evidence/segment_costs.py alone --output outputs
 PYTHONPATH=src python evidence/segment_costs.py upernet --output outputs
 PYTHONPATH=src python evidence/segment_costs.py growth --output outputs
 PYTHONPATH=src python evidence/segment_costs.py counted --output outputs
-PYTHONPATH=src python evidence/segment.py page --output outputs --page results/segmentation
+PYTHONPATH=src python evidence/segment.py page --output outputs --apart apart --page results/segmentation
 ```
 """
 
 
-def written(folder: Path, output: Path) -> str:
+def written(folder: Path, output: Path, apart: Path | None = None, notes: Sequence[str] = ()) -> str:
     """Bring the JSON of what was measured, and maps of what was found, to the page's folder, and write its `README.md`.
 
     Args:
         folder: Of the page.
         output: Of the measurements; a part that is not there stays as the page's folder has it.
+        apart: Of another output, whose runs until the time was over are told beside these.
+        notes: What the JSON does not tell and a reader has to know.
     """
     folder.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
@@ -40,17 +48,22 @@ def written(folder: Path, output: Path) -> str:
         if source is not None:
             found[part] = json.loads(source.read_text())
             keep(folder / f"{part}.json", found[part])
+    if apart is not None:
+        other = json.loads((apart / "camvid.json").read_text())
+        keep(folder / f"{LONGER}.json", {**other, "cells": [cell for cell in other["cells"] if cell["longer"]]})
+    if (folder / f"{LONGER}.json").is_file():
+        found[LONGER] = json.loads((folder / f"{LONGER}.json").read_text())
     maps = output / "camvid" / "maps"
     if maps.is_dir():
         shutil.copytree(maps, folder / "maps", dirs_exist_ok=True)
-    text = page(found)
+    text = page(found).replace(FIRST, " ".join([FIRST, *notes]), 1)
     write(folder / "README.md", text)
     return text
 
 
 def page(found: Mapping[str, Any]) -> str:
     """The page in Markdown, of those parts that were measured."""
-    cells: list[Row] = found.get("camvid", {}).get("cells", [])
+    cells: list[Row] = [cell for part in ("camvid", LONGER) for cell in found.get(part, {}).get("cells", [])]
     parts = ["# Segmentation, from random weights\n", _limits(cells, found)]
     if cells:
         parts.append(_camvid(cells, found))
@@ -66,6 +79,7 @@ def page(found: Mapping[str, Any]) -> str:
 def _limits(cells: Sequence[Row], found: Mapping[str, Any]) -> str:
     told = [FIRST]
     if cells:
+        told.append(_lost(by_arm(cells)))
         seeds = {len(rows) for rows in by_arm(cells).values() if not rows[0]["longer"]} or {0}
         many = " to ".join(str(count) for count in sorted({min(seeds), max(seeds)}))
         learned = " or ".join(str(count) for count in sorted({cell["learned"] for cell in cells}))
@@ -83,6 +97,36 @@ def _limits(cells: Sequence[Row], found: Mapping[str, Any]) -> str:
         told.append(f"Not measured yet: {', '.join(missing)}.")
     told.append("Speeds are those of one machine; eager ones are decided by the host where images are small.")
     return " ".join(told) + "\n"
+
+
+def _lost(groups: Mapping[str, Sequence[Row]]) -> str:
+    """Which runs lost what they had learned, if any."""
+    rises = {arm: [rise(row["pace"]["losses"]) for row in rows] for arm, rows in groups.items()}
+    lost = {arm: [one for one in rises[arm] if one > ROSE] for arm in rises}
+    named = [f"{arm} ({len(some)} of {len(rises[arm])})" for arm, some in lost.items() if some]
+    if not named:
+        return ""
+    stayed = max((one for each in rises.values() for one in each if one <= ROSE), default=0.0)
+    some = [one for each in lost.values() for one in each]
+    return (
+        f"**Some runs lost what they had learned**: the training loss of {', '.join(named)} rose by {min(some):.2f} to "
+        f"{max(some):.2f} above where it had been, that of all others by {stayed:.2f} at most. So the rate was too "
+        "high for these, and nothing here compares them with the others."
+    )
+
+
+def rise(losses: Sequence[float]) -> float:
+    """By how much a loss was above what it had been, at most.
+
+    Examples:
+        >>> rise([3.0, 1.0, 1.5, 0.5])
+        0.5
+    """
+    lowest, most = float("inf"), 0.0
+    for loss in losses:
+        lowest = min(lowest, loss)
+        most = max(most, loss - lowest)
+    return most
 
 
 def _by_heart(cells: Sequence[Row]) -> str:
@@ -104,9 +148,10 @@ def _camvid(cells: Sequence[Row], found: Mapping[str, Any]) -> str:
     head = (
         f"**CamVid.** SemanticFPN by the recipe `small`, {steps_of(cells):,} steps of {recipe['batch_size']} crops of "
         f"{crop}, cut out of {_photos(settings)}, zoomed by "
-        f"{settings['zoom'][0]:g} to {settings['zoom'][1]:g}, AdamW at {recipe['lr']:g}, classes balanced by a power "
-        f"of {settings['balance']:g}; averaged weights after the last step, whole photos, {cells[0]['photos']} of the "
-        f"{cells[0]['split']} half, compared with maps of their full size, no choice among evaluations. Mean ± "
+        f"{settings['zoom'][0]:g} to {settings['zoom'][1]:g}, AdamW at {recipe['lr']:g} "
+        f"after {recipe['warmup_steps']:,} steps of warm-up, classes balanced by a power of {settings['balance']:g}; "
+        f"averaged weights after the last step, whole photos, {cells[0]['photos']} of the {cells[0]['split']} half, "
+        "compared with maps of their full size, no choice among evaluations. Mean ± "
         "deviation over seeds, in percent. Images per second and memory are of a training step, each backbone alone "
         f"on the GPU where it was measured so{_alone_size(found)}, else (marked *) beside others.\n\n"
         "A step is a CUDA graph over photos that lie on the GPU; crops are cut and lit there as the library does it on "
@@ -167,16 +212,15 @@ def _choice(chosen: Row | None) -> str:
 
 def _floor(groups: Mapping[str, Sequence[Row]]) -> str:
     told: list[str] = []
-    for arm in ("mavit_tiny", "mavit_tiny, longer"):
-        rows = groups.get(arm, ())
-        if rows:
-            mean, steps = statistics.mean(miou(row) for row in rows), rows[0]["pace"]["steps"]
-            told.append(f"{'met' if mean >= FLOOR else 'missed'} after {steps:,} steps: {mean:.1%}")
+    own = [rows for rows in groups.values() if rows[0]["arm"] == "mavit_tiny"]
+    for rows in own:
+        mean, steps = statistics.mean(miou(row) for row in rows), rows[0]["pace"]["steps"]
+        told.append(f"{'met' if mean >= FLOOR else 'missed'} after {steps:,} steps: {mean:.1%}")
     if not told:
         return f"The floor, {FLOOR:.0%} for `mavit_tiny`, is undecided: it was not trained.\n"
-    if len(told) == 2:
+    if any(rows[0]["longer"] for rows in own):
         told.append(
-            "the longer run went on until the time was over, its rate going down along a cosine of the time, and is "
+            "longer runs went on until the time was over, their rate going down along a cosine of the time, and are "
             "compared with nothing"
         )
     return f"The floor, {FLOOR:.0%} for `mavit_tiny`, is {'; '.join(told)}.\n"
@@ -227,8 +271,10 @@ def _growth(part: Row) -> str:
     told = {(row["name"], row["side"]): row for row in rows}
     lines = [f"**Growth.** `{rows[0]['model']}`, one image, forward and backward, gigabytes above the weights':\n"]
     lines += [f"| side | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    ended = {row["name"] for row in rows if "error" in row}
     for side in sides:
-        each = [_grown(told.get((name, side))) for name in names]
+        rest = ("not tried" if name in ended else "not reached" for name in names)
+        each = [_grown(told.get((name, side)), else_) for name, else_ in zip(names, rest, strict=True)]
         lines.append(f"| {side} | {' | '.join(each)} |")
     return "\n".join([*lines, ""])
 
@@ -253,9 +299,9 @@ def _counted(part: Row) -> str:
     return "\n".join([*lines, "", verdict])
 
 
-def _grown(row: Row | None) -> str:
+def _grown(row: Row | None, missing: str) -> str:
     if row is None:
-        return "not tried"
+        return missing
     return row["error"] if "error" in row else f"{row['peak_gb']:.2f} GB, {row['seconds']:.2f} s"
 
 
@@ -263,8 +309,12 @@ def by_arm(cells: Sequence[Row]) -> dict[str, list[Row]]:
     """Runs by backbone, in the order in which they come; those that went on until the time was over by themselves."""
     found: dict[str, list[Row]] = {}
     for cell in sorted(cells, key=lambda one: bool(one["longer"])):
-        found.setdefault(f"{cell['arm']}, longer" if cell["longer"] else cell["arm"], []).append(cell)
+        found.setdefault(_name(cell), []).append(cell)
     return found
+
+
+def _name(cell: Row) -> str:
+    return f"{cell['arm']}, {cell['pace']['steps']:,} steps" if cell["longer"] else cell["arm"]
 
 
 def miou(cell: Row) -> float:

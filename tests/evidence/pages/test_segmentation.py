@@ -15,7 +15,7 @@ def page(script: Any) -> Any:
 
 
 def scene(arm: str, seed: int, miou: float, longer: bool = False) -> dict[str, Any]:
-    recipe = {"batch_size": 8, "lr": 1e-3}
+    recipe = {"batch_size": 8, "lr": 1e-3, "warmup_steps": 75}
     settings = {"crop": [160, 224], "zoom": [0.95, 1.5], "short_side": 180, "balance": 0.5}
     pace = {"losses": [1.0, 0.3], "steps": 4000 if longer else 1000, "images_per_second": 99.0, "peak": 3 * 2**30}
     return {
@@ -102,5 +102,43 @@ def test_a_longer_run_stands_by_itself(page: Any) -> None:
     cells = [scene("mavit_tiny", 0, 0.52, longer=True), scene("mavit_tiny", 0, 0.4), scene("resnet50", 0, 0.3)]
     text = page.page({"camvid": {"cells": cells}})
     assert "| mavit_tiny | 1,000 | 1 | 40.0" in text
-    assert "| mavit_tiny, longer | 4,000 | 1 | 52.0" in text
-    assert "is missed after 1,000 steps: 40.0%; met after 4,000 steps: 52.0%; the longer run went on" in text
+    assert "| mavit_tiny, 4,000 steps | 4,000 | 1 | 52.0" in text
+    assert "is missed after 1,000 steps: 40.0%; met after 4,000 steps: 52.0%; longer runs went on" in text
+
+
+def test_runs_that_lost_what_they_had_learned_come_first(page: Any) -> None:
+    cells = [scene(arm, seed, 0.4) for arm in ("mavit_tiny", "resnet50") for seed in (0, 1)]
+    assert "lost what they had learned" not in page.page({"camvid": {"cells": cells}})
+    cells[0]["pace"]["losses"] = [2.0, 1.5, 2.1, 1.9]
+    cells[2]["pace"]["losses"] = [2.0, 1.5, 1.55, 1.4]
+    text = page.page({"camvid": {"cells": cells}})
+    assert "the training loss of mavit_tiny (1 of 2) rose by 0.60 to 0.60" in text
+    assert "that of all others by 0.05 at most" in text
+    assert text.index("lost what they had learned") < text.index("which backbone learns quickly")
+
+
+def test_longer_runs_that_were_done_apart_are_told_beside_the_others(page: Any, tmp_path: Path) -> None:
+    apart, output = tmp_path / "apart", tmp_path / "evidence"
+    for folder, cells in (
+        (output, [scene("mavit_tiny", 0, 0.4), scene("resnet50", 0, 0.3)]),
+        (apart, [scene("mavit_tiny", 0, 0.02), scene("mavit_tiny", 0, 0.6, longer=True)]),
+    ):
+        folder.mkdir()
+        (folder / "camvid.json").write_text(json.dumps({"cells": cells}))
+    text = page.written(tmp_path / "page", output, apart, ["They shared the GPU."])
+    assert text.startswith("# Segmentation, from random weights\n\n**What cannot be concluded.** They shared the GPU. ")
+    assert "| mavit_tiny, 4,000 steps | 4,000 | 1 | 60.0" in text
+    assert " 2.0 |" not in text
+    assert page.written(tmp_path / "page", output, None, ["They shared the GPU."]) == text
+
+
+def test_sizes_that_were_not_reached_are_not_those_that_were_not_tried(page: Any) -> None:
+    model = {"model": "mavit_tiny_linear"}
+    rows = [
+        {"name": "linear", "side": 512, "peak_gb": 0.3, "seconds": 0.02, **model},
+        {"name": "kept", "side": 512, "error": "out of memory", **model},
+        {"name": "fused", "side": 512, "peak_gb": 0.3, "seconds": 0.02, **model},
+        {"name": "linear", "side": 1024, "peak_gb": 0.6, "seconds": 0.04, **model},
+    ]
+    text = page.page({"growth": {"rows": rows}})
+    assert "| 1024 | 0.60 GB, 0.04 s | not tried | not reached |" in text
