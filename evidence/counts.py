@@ -1,8 +1,10 @@
-"""What needs no order at all: a linear classifier of how often each token occurs, on the kinds of the Long Range Arena.
+"""What needs no network, on the kinds of the Long Range Arena: counts of tokens, the first token, or nothing at all.
 
     PYTHONPATH=src:evidence python evidence/counts.py cifar-10 reviews.csv --length 1024
 
-It is judged by the whole test part. A network that is not above it has not been shown to read anything.
+Three answers are judged by the whole test part: a linear classifier's of how often each token occurs, which needs no
+order; the commonest one of what begins with the same token, as a list of ListOps does with its outermost operator; and
+the commonest of all. A network that is not above them has not been shown to read anything.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import argparse
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -35,7 +38,27 @@ def main() -> int:
         length = given.length or data.length
         right = accuracy(data, length, given.seed)
         print(f"{data.kind}: {right:.1%} of {data.sizes[1]:,}, by counts of up to {length:,} tokens", flush=True)
+        first, always = by_first(data), by_nothing(data)
+        print(f"{data.kind}: {first:.1%} by the first token alone, {always:.1%} by nothing", flush=True)
     return 0
+
+
+def by_first(data: Ranges) -> float:
+    """The share of test sequences that have the commonest answer of training sequences with their first token."""
+    learnt, judged = (firsts(split) for split in (data.train, data.held))
+    table = np.zeros((data.symbols, len(data.classes)), np.int64)
+    np.add.at(table, (learnt, data.train.labels), 1)
+    return float((table.argmax(1)[judged] == data.held.labels).mean())
+
+
+def by_nothing(data: Ranges) -> float:
+    """The share of test sequences that have the commonest answer of all training sequences."""
+    return float((np.bincount(data.train.labels).argmax() == data.held.labels).mean())
+
+
+def firsts(split: Split) -> NDArray[np.int64]:
+    """The token that each sequence begins with."""
+    return np.array([split.rows[0][index][0] for index in range(len(split))], np.int64)
 
 
 def accuracy(data: Ranges, length: int, seed: int) -> float:

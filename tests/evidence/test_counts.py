@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,3 +26,12 @@ def test_counts_are_shares_of_what_is_taken(script: Any):
     counts = script("counts")
     split = data_of([([0, 1, 2, 2], 0), ([1], 1)]).test
     assert counts.shares(split, 3, 2).tolist() == [[0.5, 0.5, 0], [0, 1, 0]]
+
+
+def test_the_first_token_tells_what_follows_from_it_alone(script: Any):
+    counts = script("counts")
+    learnt, judged = [([0, 1], 1), ([0, 2], 1), ([0, 2], 0), ([1, 1], 0), ([2], 1)], [([0, 0], 1), ([1, 2], 0)]
+    data = replace(data_of(learnt), test=data_of([*judged, ([1, 1], 1), ([2], 1)]).test)
+    assert counts.by_first(data) == 0.75
+    assert counts.by_nothing(data) == 0.75
+    assert counts.by_nothing(replace(data, test=data_of([*judged, ([0], 0)]).test)) == 1 / 3

@@ -101,6 +101,17 @@ def test_ranges_are_told_by_kind_beside_chance_and_what_was_published(script: An
     assert json.loads((target / "ranges.json").read_text())["cells"] == cells
 
 
+@pytest.mark.parametrize("kind", ["listops", "pathfinder"])
+def test_kinds_without_a_bar_are_told_beside_what_is_right_without_reading(script: Any, kind: str):
+    cells = [cell(kind, "none", seed, score={"accuracy": 0.18 + 0.01 * seed}) for seed in range(3)]
+    found = {"machine": MACHINE, "parallel": 1, "shared": True, "cells": cells, "judged": {kind: 2000}}
+    page = script("pages.ranges").ranges_page(found, None)
+    assert "Bar" not in page
+    assert "the bar" not in page
+    assert ("is right in 17 to 18 % of them" in page) == (kind == "listops")
+    assert ("is right in half of them" in page) == (kind == "pathfinder")
+
+
 def test_a_page_of_a_cpu_names_no_gpu(script: Any):
     cells = [cell("image", "none", 0, score={"accuracy": 0.1})]
     found = {"machine": {"device": "CPU", "torch": "2", "cores": 2}, "parallel": 1, "cells": cells}
