@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import triton.language as tl
 from triton.runtime import interpreter
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 collect_ignore = ["prepared_launches.py"]  # a program for a process of its own
 
