@@ -42,6 +42,7 @@ from affinear.train.checkpoint import LAST
 from affinear.train.faults import Interrupted
 from affinear.train.progress import Lines
 from running import files
+from running.ending import orderly
 from running.machine import machine
 
 MECHANISMS = ("mala", "linear", "nala", "inline", "mean")
@@ -398,4 +399,5 @@ def arguments() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    with orderly():
+        raise SystemExit(main())

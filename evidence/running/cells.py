@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from affinear.train import Interrupted
+from running.ending import orderly
 from running.files import write
 from running.sharing import sharing
 
@@ -119,7 +120,7 @@ def work_off(script: str, cells: Sequence[Cell], how: How, told: Callable[[Cell]
     for one in waiting:
         one.failure.unlink(missing_ok=True)
     until, tally = time.monotonic() + 60 * how.minutes, _Tally(len(waiting), told)
-    with sharing(how.mps), _ended_orderly(), _crew(script, min(how.parallel, len(waiting)), how) as crew:
+    with sharing(how.mps), orderly(), _crew(script, min(how.parallel, len(waiting)), how) as crew:
         while True:
             late = time.monotonic() >= until
             if (late and how.stop) or not (crew.busy or (waiting and not late)):
@@ -152,20 +153,6 @@ class _Tally:
         passed = time.monotonic() - self.began
         left = f"{passed / self.ended * (self.total - self.ended):.0f} s to go" if self.ended else "so far"
         print(f"{self.ended}/{self.total}, {passed:.0f} s, {left}: {one.title}: {said}", flush=True)
-
-
-@contextmanager
-def _ended_orderly() -> Generator[None, None, None]:
-    """Have SIGTERM, as `timeout` sends it, end the processes that were started, too."""
-
-    def end(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class _Crew:
@@ -212,7 +199,7 @@ class _Crew:
         return ended
 
     def stop(self) -> None:
-        """Ask all to stop, and wait until they have."""
+        """Ask all to stop, and wait until they have: see `ending` for why nobody is killed before it had time to."""
         self.stopped = [one.cell for one in self.workers if one.cell is not None]
         for one in self.workers:
             one.process.send_signal(signal.SIGTERM)
@@ -272,7 +259,7 @@ class _Worker:
             self.questions.close()
         try:
             self.process.wait(timeout=max(0.0, patience))
-        except subprocess.TimeoutExpired:
+        except subprocess.TimeoutExpired:  # it does not listen, and the GPU is needed
             self.process.kill()
             self.process.wait()
         self.answers.close()
@@ -289,6 +276,11 @@ def serve(do: Callable[[Sequence[str]], None]) -> int:
     Args:
         do: Does the cell of some arguments. If it ends without a result, the cell goes on another time.
     """
+    with orderly():
+        return _served(do)
+
+
+def _served(do: Callable[[Sequence[str]], None]) -> int:
     answers = os.dup(1)
     for line in sys.stdin:
         asked = json.loads(line)

@@ -63,7 +63,8 @@ class Learner:
             raise ValueError(f"recipe: expected steps of AdamW, each a whole batch, got {asked}")
         self.network, self.recipe, self.steps, self.device = network.train(), recipe, recipe.steps, device
         self.loss_of = loss
-        self.rates = torch.tensor(rates(recipe), dtype=torch.float64, device=device)
+        self.planned = rates(recipe)
+        self.rates = torch.tensor(self.planned, dtype=torch.float64, device=device)
         self.at, self.loss = torch.zeros(1, dtype=torch.long, device=device), torch.zeros((), device=device)
         self.cuda = device.type == "cuda"
         self.rate: Any = torch.zeros((), device=device) if self.cuda else 0.0
@@ -91,11 +92,9 @@ class Learner:
             self.loss += loss.detach()
             self.at += 1
 
-    def slow_down(self, first: int, count: int, share: float) -> None:
-        """Have some steps go at the rates that a cosine has at this share of the time, after the warm-up's."""
-        wanted = self.recipe.min_lr + (self.recipe.lr - self.recipe.min_lr) * (1 + math.cos(math.pi * share)) / 2
-        some = self.rates[first : first + count]
-        torch.minimum(some, torch.full_like(some, wanted), out=some)
+    def follow(self, first: int, count: int, share: float) -> None:
+        """Have some steps go at the rate that the recipe has after this share of its steps, be it of its warm-up."""
+        self.rates[first : first + count] = self.planned[min(int(share * self.steps), self.steps - 1)]
 
     def keep_mean(self) -> None:
         """Take the averaged weights from now on, where there are some."""
@@ -115,7 +114,7 @@ def learn(
     learner: Learner,
     told: Callable[[str], None],
     until: float = math.inf,
-    slowing: bool = False,
+    by_time: bool = False,
     part: int = PART,
     last: int | None = None,
 ) -> Pace:
@@ -125,7 +124,7 @@ def learn(
         learner: Of a network.
         told: Is given a line now and then.
         until: When to end (`time.time`), whatever was done by then.
-        slowing: Whether the rate goes down with the time, and not with the steps.
+        by_time: Whether the rate goes with the share of the time that is over, and not with the steps.
         part: Steps between two looks at the clock and the loss.
         last: How many are done in the end, if another call goes on with those that are left, of another shape.
 
@@ -139,8 +138,8 @@ def learn(
     number, end = int(learner.at.item()), learner.steps if last is None else last
     looked = first = number
     while number < end and time.time() < until:
-        if slowing and number % part == 0:
-            learner.slow_down(number, part, (time.time() - began) / max(until - began, 1e-9))
+        if by_time and number % part == 0:
+            learner.follow(number, part, (time.time() - began) / max(until - began, 1e-9))
         call()
         number += 1
         if number % part == 0 or number == end:

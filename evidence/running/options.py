@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from running.cells import How
+from running.ending import orderly
 
 
 def add_options(
@@ -83,9 +84,13 @@ def again(given: argparse.Namespace, *names: str) -> list[str]:
 
 
 def without_traceback(main: Callable[[], int]) -> int:
-    """What a script's main returns; a ValueError, which is of what was asked for, ends it with a sentence."""
+    """What a script's main returns; a ValueError, which is of what was asked for, ends it with a sentence.
+
+    SIGTERM ends it when what the GPU was given is done.
+    """
     try:
-        return main()
+        with orderly():
+            return main()
     except ValueError as error:
         raise SystemExit(f"{error}.") from None
 

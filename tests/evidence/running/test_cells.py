@@ -170,7 +170,7 @@ cells = []
 for number, fate in enumerate(sys.argv[2:]):
     place = Path(sys.argv[1], str(number))
     cells.append(Cell(fate, place.with_suffix(".json"), place.with_suffix(".txt"), (str(place) + ".json", fate)))
-work_off(__file__, cells, How(1, 1), lambda one: str((one.read() or {{}})["process"]))
+work_off(__file__, cells, How(1, 9), lambda one: str((one.read() or {{}})["process"]))
 """
 
 

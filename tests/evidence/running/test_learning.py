@@ -99,12 +99,14 @@ def test_losses_are_means_of_stretches_and_the_last_may_be_shorter(learning: Any
     assert pace.why == "no GPU"
 
 
-def test_what_goes_on_until_the_time_is_over_slows_down_with_the_time(learning: Any) -> None:
-    learner = learner_of(learning, recipe(steps=1_000_000, warmup_steps=0, min_lr=0.0))
-    learner.slow_down(100, 50, 0.5)
-    assert learner.rates[100:150].max() <= 0.005 + 1e-9
-    assert learner.rates[99] > 0.005
-    assert 0 < learning.learn(learner, lambda _: None, time.time() + 0.3, slowing=True).steps < 1_000_000
+def test_what_goes_on_until_the_time_is_over_has_rates_by_the_time_warm_up_too(learning: Any) -> None:
+    learner = learner_of(learning, recipe(steps=20_000, warmup_steps=2_000, warmup_lr=0.0, min_lr=0.0))
+    for first, share, wanted in ((0, 0.05, 0.005), (50, 0.1, 0.01), (100, 0.5, 0.005), (150, 1.0, 0.0)):
+        learner.follow(first, 50, share)
+        assert learner.rates[first : first + 50].tolist() == pytest.approx([wanted] * 50, rel=0.05, abs=1e-6)
+    assert learner.rates[200] == learner.planned[200]
+    assert 0 < learning.learn(learner, lambda _: None, time.time() + 0.3, by_time=True).steps < 20_000
+    assert learner.rates[50] > learner.planned[50]
 
 
 def test_a_call_goes_on_where_another_ended(learning: Any) -> None:
