@@ -6,12 +6,23 @@ trains every cell that is not there yet, one after the other, the first seed of 
 `evidence/packing/pack_voices.py` packed: lines of 22 characters of a game. Five others are held out, and so are some of
 the lines of the 22. Lines of a character that follow each other are put together, as many as fit into four seconds, and
 later into ten, so that all batches of a stage have one shape, and a step is one CUDA graph over recordings that lie on
-the device. A cell writes `cells/NAME.json` when it is done; when the time is over nothing new is begun, and the same
-command goes on. How many steps there are is found out in the beginning, so that the first seed of all ends in time; the
-number is in `state/plan.json` and in every cell, and `--steps` sets it. Arms at the end are left out where there would
-be fewer than `--least`. `--part probe` times a few steps of each, `--part table` prints what came out, `--part stream`
-trains nothing: it holds streams of networks with fresh weights to the whole, over held-out speakers. It needs torch,
-timm, accelerate and numpy.
+the device. A cell writes `cells/NAME.json` when it is done, with losses and errors on what is held out and on some of
+what was learnt; when the time is over nothing new is begun, and the same command goes on. How many steps there are is
+found out in the beginning, so that the first seed of all ends in time; the number is in `state/plan.json` and in every
+cell, and `--steps` sets it. Arms at the end are left out where there would be fewer than `--least`. `--part probe`
+times a few steps of each, `--part table` prints what came out, `--part stream` trains nothing: it holds streams of
+networks with fresh weights to the whole, over held-out speakers. `--part words` needs no GPU: it searches for words in
+the scores that every cell has kept (`cells/NAME.npz`), with n-grams of the texts that were learnt and the same settings
+for all arms, and writes `words/NAME.json`. It needs torch, timm, accelerate and numpy.
+
+2,361 steps were too few for any arm to hear. In 8,000 all that there is to learn from comes about a hundred times:
+
+    PYTHONPATH=src python evidence/speech.py --data packed --out speech --only mala,softmax_relative,none \
+        --steps 8000 --minutes 9
+    PYTHONPATH=src python evidence/speech.py --data packed --out speech --part words
+
+The first is called until it leaves nothing, on a GPU that nothing else uses: a step is a graph, so the host has nothing
+to do with it. One of MALA took 24 ms on an H200 alone, and 50 beside two other trainings.
 
 All arms have the same convolutions, norms, feed-forwards and recipe; rotary positions but for `softmax_relative`, which
 is as published, and no gates. `none` has no attention. `mala_causal` hears recordings as they come: its features are
@@ -40,11 +51,12 @@ from torch import Tensor
 from affinear.models.speech import Conformer
 from affinear.models.speech.conformer import FACTOR, REACH
 from affinear.tasks.speech.augment import Masks, mask
+from affinear.tasks.speech.decoding import Beam, beam_search, greedy
 from affinear.tasks.speech.hearing import Ear
 from affinear.tasks.speech.metric import Errors, compare
+from affinear.tasks.speech.ngram import NGrams
 from affinear.tasks.speech.settings import Hearing
 from affinear.tasks.speech.text import SPACE, Spelling, plain
-from affinear.tasks.speech.work import heard_texts
 from affinear.train import Recipe
 from packing.pack_voices import BANDS, FLOOR, RATE, STEP, read_packed
 from pages.words import percent
@@ -54,6 +66,7 @@ from running.files import keep
 from running.in_order import Room, do_in_order, planned
 from running.learning import PART, Learner, Pace, half, learn, step_seconds_of
 from running.machine import machine
+from running.spoken import keep_scores, kept_scores
 from running.turns import Doing
 
 HELD_OUT = ("syreen", "supox", "yehat", "yehatrebels", "shofixti")
@@ -68,13 +81,15 @@ ARMS: dict[str, dict[str, Any]] = {
     "inline": {"mechanism": "inline"},
     "mala_causal": {"mechanism": "mala", "causal": True},
 }
-SHAPE: dict[str, Any] = {"dim": 256, "depth": 6, "num_heads": 4, "conv_norm": "layer", "dropout": 0.05}
+SHAPE: dict[str, Any] = {"dim": 256, "depth": 6, "num_heads": 4, "conv_norm": "layer", "dropout": 0.1}
 STREAMED = ("mala", "linear", "nala", "inline")
 STRETCH, KNOWN = 25, 20  # lines that follow each other, and one in how many such is held out of speakers that are heard
 SPEEDS = (0.9, 1.1)  # between which a recording is as fast
 MASKS = Masks(bands=2, band_width=10, times=4, time_share=0.05)
-BESIDE = 8.0  # seconds of a cell beside its steps: a network, a graph, and being judged
+BESIDE = 10.0  # seconds of a cell beside its steps: a network, a graph, and being judged
 BUILDING, TIMED = 14, 16  # steps that build kernels and a graph, and steps that are timed
+EXAMPLES = 12  # of a cell
+ORDER, BEAM = 2, 8  # words of an n-gram, with which held-out lines are likeliest, and texts that are kept in a search
 KIND = "speech"
 
 
@@ -87,12 +102,14 @@ class Stage:
         places: Recordings of a batch.
         share: Of all steps.
         masked: Whether SpecAugment leaves some of it out.
+        limit: Steps at most, whatever the share; None for as many as there are.
     """
 
     tokens: int
     places: int
     share: float
     masked: bool
+    limit: int | None = None
 
     @property
     def frames(self) -> int:
@@ -105,8 +122,9 @@ class Stage:
         return int(self.frames * min(SPEEDS))
 
 
-# Short and whole ones first: where few letters are said, it is soon found out which of them is where.
-STAGES = (Stage(100, 96, 0.35, masked=False), Stage(250, 64, 0.65, masked=True))
+# Short and whole ones first: where few letters are said, it is soon found out which of them is where. Not for long:
+# they are a sixth of all, and what more steps learn is these by heart.
+STAGES = (Stage(100, 96, 0.35, masked=False, limit=400), Stage(250, 64, 0.65, masked=True))
 RECIPE = Recipe(
     batch_size=STAGES[-1].places,
     lr=1.5e-3,
@@ -222,6 +240,8 @@ class Corpus:
         known = others[KNOWN // 2 :: KNOWN]
         self.learnt = [run for run in others if run not in known]
         self.test, self.known = (self.lines.passages(runs, STAGES[-1].frames) for runs in (held, known))
+        every = self.lines.passages(self.learnt, STAGES[-1].frames)
+        self.again = every[:: max(1, len(every) // max(1, len(self.known)))]
         some = self.flat[:: max(1, len(self.flat) // 200_000)].float() * STEP + FLOOR
         self.facts = {"mean": some.mean(dim=0).tolist(), "std": some.std(dim=0).tolist()}
 
@@ -231,6 +251,15 @@ class Corpus:
         learnt = sum(self.lines.frames[i] for run in self.learnt for i in run)
         held = [sum(self.lines.row(one)[1] for one in some) for some in (self.test, self.known)]
         return [frames / 360_000 for frames in (learnt, *held)]
+
+    def fitting(self, stage: Stage) -> float:
+        """Hours of what is learnt from and fits into a stage."""
+        mine = (self.lines.frames[i] for run in self.learnt for i in run)
+        return sum(frames for frames in mine if frames <= stage.most) / 360_000
+
+    def text(self, passage: range) -> str:
+        """What is said in lines put together."""
+        return " ".join(self.lines.texts[i] for i in passage)
 
     def features(self, rows: Tensor, speeds: Tensor, ear: Ear, room: int) -> tuple[Tensor, Tensor]:
         """Normalised features (B, room, F) of passages (B, 4) at their speeds (B,), and the frames of each."""
@@ -290,7 +319,8 @@ class Draws:
 
 def steps_of(steps: int) -> list[int]:
     """How many of all steps each stage has: whole parts, so that a loss is of one stage."""
-    found = [round(steps * stage.share / PART) * PART for stage in STAGES[:-1]]
+    wanted = [min(steps * stage.share, stage.limit or steps) for stage in STAGES[:-1]]
+    found = [round(count / PART) * PART for count in wanted]
     return [*found, steps - sum(found)]
 
 
@@ -302,7 +332,7 @@ class Lesson:
 
     Attributes:
         learner: Of all steps.
-        parts: Steps and draws of each stage.
+        parts: Each stage that has steps, how many, and its draws.
 
     Args:
         cell: Which.
@@ -314,18 +344,26 @@ class Lesson:
         torch.manual_seed(cell.seed)
         network = network_of(cell.arm).to(corpus.device)
         self.corpus, self.ear = corpus, ear_of(corpus, cell.arm)
-        self.parts = [(n, Draws.of(corpus, one, n, cell.seed)) for n, one in zip(counts, STAGES, strict=True) if n]
+        found = zip(STAGES, counts, strict=True)
+        self.parts = [(stage, n, Draws.of(corpus, stage, n, cell.seed)) for stage, n in found if n]
         self.learner = Learner(network, recipe_of(sum(counts), cell.seed), Tensor.sum, corpus.device)
 
     @property
     def epochs(self) -> float:
         """How often all that there is comes."""
-        return sum(draws.hours for _, draws in self.parts) / self.corpus.hours[0]
+        return sum(draws.hours for *_, draws in self.parts) / self.corpus.hours[0]
+
+    @property
+    def stages(self) -> list[dict[str, Any]]:
+        """Steps of each stage, the hours that fit into it, and how often these come."""
+        return [
+            {**asdict(stage), "steps": count, "hours": (fit := self.corpus.fitting(stage)), "times": draws.hours / fit}
+            for stage, count, draws in self.parts
+        ]
 
     def ready(self, number: int) -> Learner:
         """The learner, whose steps from now on are those of a stage."""
-        first, draws = sum(count for count, _ in self.parts[:number]), self.parts[number][1]
-        stage = next(one for one in STAGES if one.places == draws.rows.shape[1])
+        first, (stage, _, draws) = sum(count for _, count, _ in self.parts[:number]), self.parts[number]
 
         def loss(at: Tensor) -> Tensor:
             return self.loss(at - first, draws, stage)
@@ -348,7 +386,7 @@ class Lesson:
     def learn(self, until: float) -> Pace:
         """All steps, or as many as there is time for."""
         paces: list[Pace] = []
-        for number, (count, _) in enumerate(self.parts):
+        for number, (_, count, _) in enumerate(self.parts):
             done = paces[-1].steps if paces else 0
             told = functools.partial(print, flush=True)
             paces.append(learn(self.ready(number), told, until=until, last=done + count))
@@ -367,33 +405,55 @@ def network_of(arm: str) -> Conformer:
     return Conformer(SPELLING.size, BANDS, **{**SHAPE, **ARMS[arm]})
 
 
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """What a network heard in some passages.
+
+    Attributes:
+        scores: Of every token of each, logarithms (N, pieces).
+        texts: By the likeliest piece of every token.
+        loss: Of a letter, as in training, but for masks, speeds and dropout.
+    """
+
+    scores: list[Tensor]
+    texts: list[str]
+    loss: float
+
+
 @torch.no_grad()
-def judge(network: Conformer, corpus: Corpus, ear: Ear, passages: Sequence[range], limit: int | None) -> dict[str, Any]:
-    """Errors on passages, all together and each speaker's, with some examples."""
-    lines, found = corpus.lines, dict[str, Errors]()
-    chosen = passages[:: 1 if limit is None else -(-len(passages) // limit)]
-    examples: list[tuple[str, str]] = []
-    for first in range(0, len(chosen), STAGES[-1].places):
-        some = chosen[first : first + STAGES[-1].places]
-        rows = torch.tensor([lines.row(one) for one in some], device=corpus.device)
-        speeds = torch.ones(len(some), device=corpus.device)
+def judged(network: Conformer, corpus: Corpus, ear: Ear, passages: Sequence[range]) -> Judged:
+    """All passages, as many at a time as the last stage has."""
+    scores, losses = list[Tensor](), list[Tensor]()
+    for first in range(0, len(passages), STAGES[-1].places):
+        some = [corpus.lines.row(one) for one in passages[first : first + STAGES[-1].places]]
+        rows, speeds = torch.tensor(some, device=corpus.device), torch.ones(len(some), device=corpus.device)
         features, frames = corpus.features(rows, speeds, ear, STAGES[-1].frames)
         with half(corpus.device):
-            texts = heard_texts(network, features, frames, SPELLING)
-        for one, text in zip(some, texts, strict=True):
-            speaker, said = lines.speakers[one.start], " ".join(lines.texts[i] for i in one)
-            found[speaker] = found.get(speaker, Errors()) + compare(said, text)
-            if first == 0 and len(examples) < 12:
-                examples.append((said, text))
+            logits, counts = network(features, frames)
+        logs, lengths = logits.float().log_softmax(dim=-1), rows[:, 3]
+        said = corpus.said(rows, max(row[3] for row in some))
+        losses.append(ctc(logs, counts, said, lengths) / lengths)
+        scores += [one[:count].cpu() for one, count in zip(logs, counts.tolist(), strict=True)]
+    texts = [SPELLING.decode(greedy(one.argmax(dim=-1).tolist())) for one in scores]
+    return Judged(scores, texts, torch.cat(losses).mean().item())
+
+
+def errors(corpus: Corpus, passages: Sequence[range], texts: Sequence[str]) -> dict[str, Any]:
+    """Errors on passages, all together and each speaker's, with some examples."""
+    found: dict[str, Errors] = {}
+    pairs = [(corpus.text(one), text) for one, text in zip(passages, texts, strict=True)]
+    for one, pair in zip(passages, pairs, strict=True):
+        speaker = corpus.lines.speakers[one.start]
+        found[speaker] = found.get(speaker, Errors()) + compare(*pair)
     total = sum(found.values(), Errors())
-    speakers = {name: errors.numbers["wer"] for name, errors in sorted(found.items())}
-    return {
-        **total.numbers,
-        "words": total.words,
-        "recordings": total.recordings,
-        "speakers": speakers,
-        "said": examples,
-    }
+    speakers = {name: some.numbers["wer"] for name, some in sorted(found.items())}
+    counts = {"words": total.words, "recordings": total.recordings}
+    return {**total.numbers, **counts, "speakers": speakers, "said": pairs[:EXAMPLES]}
+
+
+def limited(passages: Sequence[range], limit: int | None) -> Sequence[range]:
+    """As many of them as are judged, evenly among them."""
+    return passages[:: 1 if limit is None else -(-len(passages) // limit)]
 
 
 @torch.no_grad()
@@ -432,14 +492,15 @@ def heard(folder: Path) -> Corpus:
 
 
 def seconds_of(arm: str, corpus: Corpus) -> float:
-    """Of a step of an arm, in the mean over its stages."""
+    """Of a step of an arm, in the mean over its stages but those of few steps."""
     lesson = Lesson(Training(arm, 0), [BUILDING + TIMED] * len(STAGES), corpus)
+    timed = [number for number, stage in enumerate(STAGES) if stage.limit is None]
     found = 0.0
-    for number, stage in enumerate(STAGES):
+    for number in timed:
         learner = lesson.ready(number)
         learner.at.fill_(number * (BUILDING + TIMED))
-        found += stage.share * step_seconds_of(learner, BUILDING, TIMED)
-    return found
+        found += STAGES[number].share * step_seconds_of(learner, BUILDING, TIMED)
+    return found / sum(STAGES[number].share for number in timed)
 
 
 def run(given: argparse.Namespace) -> None:
@@ -458,7 +519,7 @@ def run(given: argparse.Namespace) -> None:
         "cell": asdict(cell),
         "plan": learner.recipe.as_dict(),
         "shape": SHAPE,
-        "stages": [asdict(stage) for stage in STAGES],
+        "stages": lesson.stages,
         "machine": machine(),
         "parameters": sum(p.numel() for p in network.parameters()),
         "epochs": lesson.epochs,
@@ -468,9 +529,15 @@ def run(given: argparse.Namespace) -> None:
         "graph": not pace.why,
         "losses": pace.losses,
         "peak_gib": pace.peak / 2**30,
-        **judge(network, corpus, ear, corpus.test, given.limit),
-        "known": judge(network, corpus, ear, corpus.known, given.limit),
     }
+    scores: list[Tensor] = []
+    for name, passages in (("test", corpus.test), ("known", corpus.known), ("again", corpus.again)):
+        some = limited(passages, given.limit)
+        found = judged(network, corpus, ear, some)
+        what = {"loss": found.loss, **errors(corpus, some, found.texts)}
+        told |= what if name == "test" else {name: what}
+        scores += [] if name == "again" else found.scores
+    keep_scores(given.out / "cells" / f"{cell.name}.npz", scores)
     if network.streams:
         told["stream"] = streamed(network.float(), corpus, ear, given.limit or 60)
     keep(given.out / "cells" / f"{cell.name}.json", told)
@@ -523,6 +590,34 @@ def stream_all(given: argparse.Namespace) -> None:
         keep(given.out / "stream.json", {"machine": machine(), "rows": rows})
 
 
+def words_all(given: argparse.Namespace) -> None:
+    """Search for words in what every cell has kept, and write down the errors that are left."""
+    corpus = heard(given.data)
+    learnt = [corpus.text(one) for one in corpus.lines.passages(corpus.learnt, STAGES[-1].frames)]
+    beam = Beam(BEAM, NGrams.count(learnt, ORDER))
+    for file in sorted((given.out / "cells").glob("*.npz")):
+        result = given.out / "words" / f"{file.stem}.json"
+        if Training.of(file.stem).arm not in given.only or result.is_file():
+            continue
+        told = worded(corpus, kept_scores(file), beam, given.limit)
+        keep(result, {"cell": asdict(Training.of(file.stem)), "order": ORDER, "beam": BEAM, **told})
+        print(f"{file.stem}: with n-grams WER {100 * told['wer']:.1f}, {100 * told['known']['wer']:.1f}", flush=True)
+
+
+def worded(corpus: Corpus, scores: Sequence[Tensor], beam: Beam, limit: int | None) -> dict[str, Any]:
+    """Errors on what is held out, of speakers that were never heard and of others, and words that no n-gram has."""
+    test, known = (limited(passages, limit) for passages in (corpus.test, corpus.known))
+    if len(scores) != len(test) + len(known):
+        said = f"{len(test) + len(known)} recordings, as --data and --limit say"
+        raise ValueError(f"cells: expected scores of {said}, got {len(scores)}: give what the cells were trained with")
+    texts = [SPELLING.decode(beam_search(one, SPELLING, beam)) for one in scores]
+    found = errors(corpus, test, texts[: len(test)]), errors(corpus, known, texts[len(test) :])
+    for some, passages in zip(found, (test, known), strict=True):
+        words = [word for one in passages for word in corpus.text(one).split()]
+        some["unknown"] = sum((word,) not in beam.grams.logs for word in words) / len(words) if beam.grams else 0.0
+    return {**found[0], "known": found[1]}
+
+
 def probe(given: argparse.Namespace) -> None:
     """Time some steps of each arm."""
     begun = time.monotonic()
@@ -538,10 +633,12 @@ def probe(given: argparse.Namespace) -> None:
 def line(told: dict[str, Any]) -> str:
     """A cell in a line."""
     stream = f", stream {told['stream']['same_tokens']}/{told['stream']['tokens']} tokens" if "stream" in told else ""
+    known, again = told["known"], told["again"]
     return (
         f"WER {100 * told['wer']:.1f} CER {100 * told['cer']:.1f}, of speakers that were heard "
-        f"{100 * told['known']['wer']:.1f} {100 * told['known']['cer']:.1f}, {told['parameters'] / 1e6:.2f} M, "
-        f"{told['plan']['steps']} steps of {told['step_ms']:.1f} ms, {told['peak_gib']:.1f} GiB{stream}"
+        f"{100 * known['wer']:.1f} {100 * known['cer']:.1f}, losses {told['loss']:.2f} and {known['loss']:.2f}, of "
+        f"what was learnt {again['loss']:.2f}, {told['parameters'] / 1e6:.2f} M, {told['plan']['steps']} steps of "
+        f"{told['step_ms']:.1f} ms, {told['peak_gib']:.1f} GiB{stream}"
     )
 
 
@@ -568,6 +665,8 @@ def main() -> int:
         probe(given)
     elif given.part == "stream":
         stream_all(given)
+    elif given.part == "words":
+        words_all(given)
     elif given.cell is not None:
         run(given)
     else:
@@ -590,7 +689,7 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="what evidence/packing/pack_voices.py wrote")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--part", choices=("train", "probe", "table", "stream"), default="train")
+    parser.add_argument("--part", choices=("train", "probe", "table", "stream", "words"), default="train")
     parser.add_argument("--only", default=",".join(ARMS), help="arms, with commas")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--repeated", help="arms that have more seeds than the first, with commas; all unless told")

@@ -29,15 +29,22 @@ def speech(found: Path) -> tuple[str, dict[str, Any]]:
         *(doubts(wer, ARMS, lower=True, unit="points") if wer else ["No network was trained yet."]),
         *([] if hour else ["An hour of audio in one piece was not measured yet."]),
     ]
-    parts = [_table(cells, wer), *_bars(cells, wer)] if wer else []
+    words = [told for file in sorted((found / "words").glob("*.json")) if (told := read(file))]
+    parts = [_table(cells, wer), *_learnt(cells, wer), *_words(words), *_bars(cells, wer)] if wer else []
     parts += [_fresh(stream)] if stream else []
     parts += [_hour(hour)] if hour else []
     commands = [
         "PYTHONPATH=src python evidence/speech.py --data packed --out speech --minutes 9",
+        "PYTHONPATH=src python evidence/speech.py --data packed --out speech --part words",
         "PYTHONPATH=src python evidence/speech.py --data packed --out speech --part stream",
         "PYTHONPATH=src python benchmarks/speech_hour.py --out speech/speech_hour.json",
     ]
-    kept = {"cells": cells, **({"stream": stream} if stream else {}), **({"hour": hour} if hour else {})}
+    kept = {
+        "cells": cells,
+        **({"words": words} if words else {}),
+        **({"stream": stream} if stream else {}),
+        **({"hour": hour} if hour else {}),
+    }
     return page("Speech: words that are heard wrong, by mechanism", cannot, parts, commands), kept
 
 
@@ -93,6 +100,52 @@ def _table(cells: Sequence[Row], wer: Values) -> str:
     )
     head = ("attention", "seeds", "WER", "CER", "WER, known speakers", "CER, known", "loss", "parameters", "steps")
     return f"{about}\n\n{table(head, rows)}"
+
+
+def _learnt(cells: Sequence[Row], wer: Values) -> list[str]:
+    """Whether there were too few steps, or too little to learn from: losses of what was learnt and what was not."""
+    if not all("again" in cell for cell in cells):
+        return []
+    rows: list[list[str]] = []
+    for arm in wer:
+        mine = [cell for cell in cells if cell["arm"] == arm]
+        parts = [[cell["again"] for cell in mine], [cell["known"] for cell in mine], mine]
+        losses = [shown([one["loss"] for one in part], ".2f") for part in parts]
+        rows.append([arm, *losses, shown([100 * one["wer"] for one in parts[0]])])
+    stages = "; ".join(
+        f"{stage['steps']:,} steps over the {stage['hours']:.1f} hours whose lines are short enough, "
+        f"{stage['times']:.0f} times"
+        for stage in cells[0]["stages"]
+    )
+    about = (
+        f"The loss of a letter without masks, and WER on what was learnt. Where what was learnt is no better than the "
+        f"rest, more steps help; where it is far better, more recordings would. There were {stages}."
+    )
+    head = ("attention", "loss, learnt", "loss, known speakers", "loss, never heard", "WER, learnt")
+    return [f"{about}\n\n{table(head, rows)}"]
+
+
+def _words(words: Sequence[Row]) -> list[str]:
+    """Errors where n-grams help."""
+    if not words:
+        return []
+    rows: list[list[str]] = []
+    for arm in [arm for arm in ARMS if arm in {one["cell"]["arm"] for one in words}]:
+        mine = [one for one in words if one["cell"]["arm"] == arm]
+        rows.append([arm, str(len(mine)), *(shown([100 * part["wer"] for part in parts]) for parts in _both(mine))])
+    first = words[0]
+    about = (
+        f"WER with n-grams of {first['order']} words, counted in what was learnt, {first['beam']} texts kept in "
+        f"the search, by the library's own settings in all arms. Of the words of speakers that were never heard "
+        f"{100 * first['unknown']:.1f} % are not among those learnt, and {100 * first['known']['unknown']:.1f} % of the "
+        "others'."
+    )
+    return [f"{about}\n\n{table(('attention', 'seeds', 'WER', 'WER, known speakers'), rows)}"]
+
+
+def _both(some: Sequence[Row]) -> list[list[Row]]:
+    """Of speakers that were never heard, and of those that were."""
+    return [list(some), [one["known"] for one in some]]
 
 
 def _bars(cells: Sequence[Row], wer: Values) -> list[str]:

@@ -64,6 +64,7 @@ def test_what_is_judged_is_not_learnt(speech: Any, packed: Path):
     assert known
     assert not learnt & (test | known)
     assert not test & known
+    assert {i for run in corpus.again for i in run} <= learnt
     assert not {corpus.lines.speakers[i] for i in known} & set(speech.HELD_OUT)
     assert sorted(learnt | test | known) == sorted(i for run in corpus.lines.runs for i in run)
 
@@ -107,6 +108,13 @@ def test_stages_have_whole_parts_and_all_steps_together(speech: Any):
     assert all(count % speech.PART == 0 for count in counts[:-1])
 
 
+def test_a_stage_has_no_more_steps_than_its_limit(speech: Any, monkeypatch: pytest.MonkeyPatch):
+    limit = speech.PART * int(np.random.default_rng().integers(1, 5))
+    monkeypatch.setattr(speech, "STAGES", (speech.Stage(30, 5, 0.5, False, limit), speech.Stage(60, 3, 0.5, True)))
+    assert speech.steps_of(4000) == [limit, 4000 - limit]
+    assert speech.steps_of(2 * speech.PART) == [speech.PART, speech.PART]
+
+
 @pytest.mark.parametrize("arm", ["softmax_relative", "none", "mala_causal"])
 def test_a_cell_is_trained_judged_and_told(speech: Any, packed: Path, tmp_path: Path, arm: str):
     told = ["--data", str(packed), "--out", str(tmp_path / "out"), "--steps", "53", "--cell", f"{arm}-1"]
@@ -115,9 +123,40 @@ def test_a_cell_is_trained_judged_and_told(speech: Any, packed: Path, tmp_path: 
     assert (found["cell"], found["plan"]["steps"]) == ({"arm": arm, "seed": 1}, 53)
     assert found["words"] > 0
     assert found["known"]["words"] > 0
+    assert all(0 < some["loss"] < 30 for some in (found, found["known"], found["again"]))
+    assert [stage["steps"] for stage in found["stages"]] == [50, 3]
+    assert 0 < found["stages"][0]["hours"] <= found["stages"][1]["hours"] <= found["hours"][0]
+    assert sum(stage["hours"] * stage["times"] for stage in found["stages"]) == pytest.approx(
+        found["epochs"] * found["hours"][0]
+    )
     assert len(found["losses"]) == 2  # one of each stage
     assert ("stream" in found) == (arm == "mala_causal")
     assert "WER" in speech.line(found)
+
+
+def test_words_are_searched_for_in_what_cells_have_kept(
+    speech: Any, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    corpus = speech.heard(packed)
+    held = [*corpus.test, *corpus.known]
+
+    def sure(text: str) -> Any:  # every letter but for noise, with a blank behind it
+        pieces = [number for piece in speech.SPELLING.encode(text) for number in (piece, 0)]
+        scores = torch.randn(len(pieces), speech.SPELLING.size)
+        scores[torch.arange(len(pieces)), torch.tensor(pieces)] += 20
+        return scores.log_softmax(dim=-1)
+
+    speech.keep_scores(tmp_path / "cells" / "mala-2.npz", [sure(corpus.text(one)) for one in held])
+    told = ["speech", "--data", str(packed), "--out", str(tmp_path), "--part", "words"]
+    monkeypatch.setattr("sys.argv", told)
+    assert speech.main() == 0
+    found = json.loads((tmp_path / "words" / "mala-2.json").read_text())
+    assert (found["cell"], found["wer"], found["known"]["wer"]) == ({"arm": "mala", "seed": 2}, 0, 0)
+    assert found["words"] == sum(len(corpus.text(one).split()) for one in corpus.test)
+    assert 0 <= found["unknown"] <= 1
+    speech.keep_scores(tmp_path / "cells" / "none-0.npz", [sure("we")])
+    with pytest.raises(ValueError, match=rf"expected scores of {len(held)} recordings, .* got 1"):
+        speech.main()
 
 
 def test_nothing_is_told_of_a_cell_that_was_cut_off(speech: Any, packed: Path, tmp_path: Path):

@@ -91,3 +91,24 @@ def test_nothing_is_shown_by_networks_that_hear_nothing(written: Callable[..., s
     assert "or better.** Nothing is shown: neither has learnt to hear." in text
     assert "| nala | 9 | 1,234 | 1,233 | 20 |" in text
     assert "token for token.** It does not hold." in text
+
+
+def test_what_was_learnt_is_told_beside_what_was_not_and_words_with_n_grams(
+    written: Callable[..., str], tmp_path: Path
+):
+    learnt = random.uniform(0.2, 0.4)
+    stage = {"steps": 4000, "hours": 8.7, "times": 52.3}
+    known = {"wer": 0.5, "cer": 0.2, "recordings": 77, "words": 1234, "loss": 0.81}
+    for arm in ("softmax_relative", "mala"):
+        again = {"loss": learnt / 2, "wer": learnt}
+        heard(tmp_path, arm, 0, 0.6, again=again, known=known, loss=1.02, stages=[{**stage, "steps": 400}, stage])
+    (tmp_path / "words").mkdir()
+    told = {"cell": {"arm": "mala", "seed": 0}, "order": 2, "beam": 8, "wer": 0.412, "unknown": 0.08}
+    told["known"] = {"wer": 0.333, "unknown": 0.055}
+    (tmp_path / "words" / "mala-0.json").write_text(json.dumps(told))
+    text = written("speech", tmp_path, tmp_path / "page")
+    assert f"| mala | {learnt / 2:.2f} | 0.81 | 1.02 | {100 * learnt:.1f} |" in text
+    assert "There were 400 steps over the 8.7 hours whose lines are short enough, 52 times; 4,000 steps" in text
+    assert "| mala | 1 | 41.2 | 33.3 |" in text
+    assert "Of the words of speakers that were never heard 8.0 % are not among those learnt, and 5.5 %" in text
+    assert json.loads((tmp_path / "page" / "speech.json").read_text())["words"][0]["beam"] == 8
