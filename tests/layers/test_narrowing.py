@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from functorch.compile import make_boxed_func
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
 from affinear.layers import DepthwiseConv
 from affinear.layers.narrowing import with_narrow_weights
@@ -66,3 +69,22 @@ def test_nothing_changes_outside_compiled_networks(dtype: torch.dtype):
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         assert torch.equal(network(x), network.run(x))
     assert network.first.weight.dtype == torch.float32
+
+
+def test_compilers_that_take_every_graph_for_an_export_are_not_asked():
+    """As before torch 2.13."""
+    handlers: Any = TorchInGraphFunctionVariable._get_handlers()  # pyright: ignore[reportPrivateUsage]
+    always = {torch.compiler.is_exporting: lambda _self, tx, *_args, **_named: VariableTracker.build(tx, True)}
+    seen = Counter[str]()
+    with mock.patch.dict(handlers, always):
+        torch.compiler.reset()
+        assert torch.compile(lambda: torch.compiler.is_exporting(), backend="eager", fullgraph=True)()
+        outcome(Network(True), torch.randn(2, 4, 5, 8), seen)
+    assert seen["affinear.cast.default"] == 2
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_exported_networks_cast_one_by_one(strict: bool):
+    with torch.autocast("cpu", torch.bfloat16):
+        exported = torch.export.export(Network(True), (torch.randn(2, 4, 5, 8),), strict=strict)
+    assert "affinear.cast" not in exported.graph_module.print_readable(print_output=False)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module  # pyright: ignore[reportPrivateUsage]
 
-from ..ops.tracing import is_compiling
+from ..ops.tracing import is_compiling, is_exporting
 from .convolution import DepthwiseConv
 
 
@@ -35,7 +35,7 @@ def with_narrow_weights(network: nn.Module, run: Callable[[], Tensor], x: Tensor
         True
     """
     kind = x.device.type
-    if not is_compiling() or torch.compiler.is_exporting() or not torch.is_autocast_enabled(kind):
+    if not is_compiling() or is_exporting() or not torch.is_autocast_enabled(kind):
         return run()
     dtype = torch.get_autocast_dtype(kind)
     wide = {name: weight for name, weight in _weights(network).items() if weight.dtype == torch.float32}

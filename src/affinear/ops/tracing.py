@@ -11,6 +11,15 @@ def is_compiling() -> bool:
     return torch.compiler.is_compiling()
 
 
+def is_exporting() -> bool:
+    """Under `torch.export`, whose graphs are kept."""
+    return torch.compiler.is_exporting()
+
+
+# Asked as it is and not traced: compilers before torch 2.13 take it for true in every graph they trace.
+is_exporting._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
 def is_transformed() -> bool:
     """Inside `torch.func`, where a tensor may stand for many tensors."""
     return torch._C._are_functorch_transforms_active()  # pyright: ignore[reportPrivateUsage]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..tracing import is_exporting
 from . import library
 from .library import INTERPRETED, LIBRARY, ONCE_ONLY, Function
 
@@ -72,7 +73,8 @@ def _implement(name: str, function: Function, shapes: Function) -> None:
             return function(first, *rest)
 
     def show(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if _exporting() or args[0].device.type != "cuda":
+        # Whoever keeps the graph wants operators and not launches.
+        if is_exporting() or args[0].device.type != "cuda":
             return mode.__torch_dispatch__(op, types, args, kwargs)
         with mode:
             return function(*args)
@@ -83,11 +85,6 @@ def _implement(name: str, function: Function, shapes: Function) -> None:
     for device in ("CUDA", "CPU") if INTERPRETED else ("CUDA",):
         LIBRARY.impl(name, run, device)
     library.RUNS[name] = run
-
-
-def _exporting() -> bool:
-    """Whether somebody keeps the graph, who wants operators and not launches."""
-    return torch.compiler.is_exporting()
 
 
 def _depthwise_shapes(x: Tensor, *_rest: Any) -> Tensor:
