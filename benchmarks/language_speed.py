@@ -4,14 +4,18 @@
     PYTHONPATH=src python benchmarks/language_speed.py --out rest.json --beside language.json --seconds 1
     PYTHONPATH=src python benchmarks/language_speed.py --out rest.json --wait free --minutes 0.5
     PYTHONPATH=src python benchmarks/language_speed.py --out probe.json --probe  # tiny, a minute, without a GPU too
+    until PYTHONPATH=src python benchmarks/language_speed.py --out rest.json --beside language.json; do :; done
 
 Every cell is timed by itself, in bfloat16, with random weights of the 340M shape, and added to --out as it comes; the
 same command goes on with the cells that are missing; those of --beside count as there. No cell begins after --minutes.
 With --wait all cells are tried first, on few tokens, so that kernels are built while others use the GPU; they are timed
 when the file is there, in --minutes from then on.
-What does not fit is a row that says so. Rivals: LlamaForCausalLM of the same shape with SDPA, with its growing and its
-static cache, and as one graph over keys that stand in place; fla's linear-attention model where it can be imported
-(PYTHONPATH). What lies behind a decoded token is random: its size costs, and not what it says.
+What does not fit is a row that says so. A GPU that is lost, as by an illegal access to memory, ends the process with 1:
+the row says so, and the same command goes on with the next cell; it comes back to that one when nothing else is
+missing, once. So the last command above ends by itself.
+Rivals: LlamaForCausalLM of the same shape with SDPA, with its growing and its static cache, and as one graph over keys
+that stand in place; fla's linear-attention model where it can be imported (PYTHONPATH). What lies behind a decoded
+token is random: its size costs, and not what it says.
 """
 
 from __future__ import annotations
@@ -43,6 +47,7 @@ DTYPE = torch.bfloat16
 STEP_TOKENS = 32768  # of a training step, whatever the length
 FEW = 128  # tokens of the step before the one that is measured
 SOME = 4096  # tokens of a text by which kernels are built
+TRIES = 2  # of a cell with which the GPU was lost, as whoever else uses the GPU may be the reason
 ROOM = 0.92  # of the GPU's memory that a cache may be expected to take
 DECODERS = ("mala graph", "llama graph", "mala", "llama", "llama static")
 PROBE: dict[str, Any] = {
@@ -297,8 +302,8 @@ def filled(model: AffinearForCausalLM, batch: int, length: int) -> AffinearCache
     return cache
 
 
-def main() -> None:
-    """Measure what is missing, and print it all."""
+def main() -> int:
+    """Measure what is missing, and print it all; 1 if the GPU was lost meanwhile."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="JSON, appended to")
     parser.add_argument("--beside", type=Path, help="JSON of an earlier run, whose rows are not measured again")
@@ -311,36 +316,96 @@ def main() -> None:
     parser.add_argument("--probe", action="store_true", help="a tiny shape, to see that all runs")
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
-    bench = Bench(device, chosen.probe, 0.2 if chosen.probe else chosen.seconds)
-    kept: dict[str, Any] = json.loads(chosen.out.read_text()) if chosen.out.exists() else {"rows": []}
-    kept["machine"] = {**describe(device), "transformers": hf.__version__}
-    earlier: list[Any] = [] if chosen.beside is None else json.loads(chosen.beside.read_text())["rows"]
-    done = [{name: row[name] for name in ("kind", "who", "batch", "length")} for row in (*kept["rows"], *earlier)]
+    bench, rows = Bench(device, chosen.probe, 0.2 if chosen.probe else chosen.seconds), Rows(chosen.out, chosen.beside)
+    rows.kept["machine"] = {**describe(device), "transformers": hf.__version__}
     kinds, models = chosen.only.split(","), None if chosen.who is None else chosen.who.split(",")
     asked = [cell for cell in cells(chosen.probe) if cell.kind in kinds and (models is None or cell.who in models)]
-    missing = [cell for cell in asked if asdict(cell) not in done]
-    if chosen.wait is not None:
-        get_ready(Bench(device, chosen.probe, 0.01), missing, chosen.wait)
+    missing = rows.missing(asked)
+    try:
+        if chosen.wait is not None:
+            get_ready(Bench(device, chosen.probe, 0.01), missing, chosen.wait, rows)
+        time_all(bench, missing, chosen.minutes, rows)
+    except LostGPU as error:
+        print(error, flush=True)
+        return 1
+    finally:
+        print(table(rows.kept["rows"]), flush=True)
+    return 0
+
+
+class LostGPU(Exception):
+    """Nothing can be measured by this process any more."""
+
+
+class Rows:
+    """What was measured, in a file that is written anew with every row.
+
+    Args:
+        path: Of the file.
+        beside: That of an earlier run, whose rows are not measured again.
+    """
+
+    def __init__(self, path: Path, beside: Path | None) -> None:
+        self.path = path
+        self.kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"rows": []}
+        self.earlier: list[dict[str, Any]] = [] if beside is None else json.loads(beside.read_text())["rows"]
+
+    def missing(self, asked: Sequence[Cell]) -> list[Cell]:
+        """Cells without a row, and behind them those with which the GPU was lost, unless that was `TRIES` times."""
+        lost = {cell_of(row): row["lost"] for row in self.kept["rows"] if "lost" in row}
+        done = {cell_of(row) for row in (*self.kept["rows"], *self.earlier)}
+        again = [cell for cell in asked if lost.get(cell, TRIES) < TRIES]
+        return [cell for cell in asked if cell not in done] + again
+
+    def add(self, cell: Cell, found: dict[str, Any]) -> None:
+        """Keep the row of a cell in place of one that it may have.
+
+        Raises:
+            LostGPU: If the GPU was lost with it.
+        """
+        before = [row for row in self.kept["rows"] if cell_of(row) == cell]
+        row = {**asdict(cell), **found}
+        if "lost" in row:
+            row["lost"] += sum(one.get("lost", 0) for one in before)
+        self.kept["rows"] = [one for one in self.kept["rows"] if one not in before] + [row]
+        print(row, flush=True)
+        draft = self.path.with_suffix(".draft")
+        draft.write_text(json.dumps(self.kept, indent=1))
+        draft.replace(self.path)
+        if "lost" in row:
+            raise LostGPU(
+                f"The GPU does nothing more for this process; {self.path} has all rows, the same command goes on"
+            )
+
+
+def cell_of(row: dict[str, Any]) -> Cell:
+    """What a row is of."""
+    return Cell(row["kind"], row["who"], row["batch"], row["length"])
+
+
+def time_all(bench: Bench, missing: Sequence[Cell], minutes: float, rows: Rows) -> None:
+    """Measure cells, and begin none after so many minutes."""
     began = time.monotonic()
     for cell in missing:
-        if time.monotonic() - began > 60 * chosen.minutes:
-            print(f"{chosen.minutes:g} minutes are over; the same command goes on", flush=True)
+        if time.monotonic() - began > 60 * minutes:
+            print(f"{minutes:g} minutes are over; the same command goes on", flush=True)
             break
-        kept["rows"].append({**asdict(cell), **attempt(bench, cell)})
-        print(kept["rows"][-1], flush=True)
-        draft = chosen.out.with_suffix(".draft")
-        draft.write_text(json.dumps(kept, indent=1))
-        draft.replace(chosen.out)
-    print(table(kept["rows"]), flush=True)
+        rows.add(cell, attempt(bench, cell))
 
 
-def get_ready(bench: Bench, missing: Sequence[Cell], free: Path) -> None:
-    """Build all kernels on few tokens, unless the file comes before, and wait for it."""
+def get_ready(bench: Bench, missing: Sequence[Cell], free: Path, rows: Rows) -> None:
+    """Build all kernels on few tokens, unless the file comes before, and wait for it.
+
+    Raises:
+        LostGPU: If the GPU was lost with a cell, which then has a row.
+    """
     for cell in missing:
         if free.exists():
             return
         few = min(cell.length, SOME) if cell.kind != "decode" else cell.length
         found = attempt(bench, replace(cell, batch=min(cell.batch, 2), length=few))
+        if "lost" in found:
+            rows.add(cell, found)
         print(f"{cell}: ready in {found['took_s']} s {found.get('error', '')}", flush=True)
     print("ready", flush=True)
     while not free.exists():
@@ -361,9 +426,20 @@ def attempt(bench: Bench, cell: Cell) -> dict[str, Any]:
     gc.collect()
     if cell.who.endswith("compiled"):
         torch.compiler.reset()
-    if bench.device.type == "cuda":
-        torch.cuda.empty_cache()
+    if why := lost(bench.device):
+        found = {"error": f"the GPU was lost: {why}", "lost": 1}
     return {**found, "took_s": round(time.monotonic() - start, 1)}
+
+
+def lost(device: torch.device) -> str:
+    """Why a GPU does nothing more for this process, as after an illegal access to memory; empty if it does."""
+    if device.type == "cuda":
+        try:
+            torch.cuda.empty_cache()
+            torch.cuda.synchronize(device)
+        except RuntimeError as error:
+            return str(error).splitlines()[0][:200]
+    return ""
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -377,4 +453,4 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

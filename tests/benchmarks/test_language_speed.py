@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -105,6 +106,50 @@ def test_all_is_tried_on_few_tokens_before_the_file_is_there(
     assert [(cell.batch, cell.length) for cell in seen[:3]] == [(2, 8), (1, 4096), (1, 16384)]
     assert seen[3:] == wanted
     assert free.exists()
+
+
+LOST: type[RuntimeError] = getattr(torch, "AcceleratorError", RuntimeError)  # since torch 2.8
+
+
+def test_a_lost_gpu_is_a_row_and_no_exception(script: Any, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> None:
+        raise LOST("an illegal memory access\nand what to do about it")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", refuse)
+    bench = SimpleNamespace(device=torch.device("cuda"), measure=refuse)
+    found = script.attempt(bench, script.Cell("train", "mala", 1, 8))
+    assert (found["error"], found["lost"]) == ("the GPU was lost: an illegal memory access", 1)
+    bench.measure = lambda cell: {"ms": 1.0}
+    assert "ms" not in script.attempt(bench, script.Cell("train", "mala", 1, 8))
+
+
+@pytest.mark.parametrize("waiting", [True, False])
+def test_a_lost_gpu_ends_the_process_and_the_same_command_goes_on(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waiting: bool
+):
+    monkeypatch.setattr(script, "cells", lambda probe: [script.Cell("train", "mala", 1, n) for n in (8, 16, 32)])
+    losing, seen, out, free = {8: 1, 16: 9}, list[int](), tmp_path / "out.json", tmp_path / "free"
+
+    def attempt(bench: Any, cell: Any) -> dict[str, Any]:
+        seen.append(cell.length)
+        losing[cell.length] = losing.get(cell.length, 0) - 1
+        return {"error": "lost", "lost": 1, "took_s": 1} if losing[cell.length] >= 0 else {"ms": 1.0, "took_s": 1}
+
+    def wait(seconds: float) -> None:
+        free.touch()
+
+    monkeypatch.setattr(script, "attempt", attempt)
+    monkeypatch.setattr(script.time, "sleep", wait)
+    told = ["x", "--out", str(out), "--probe", "--device", "cpu", *(["--wait", str(free)] if waiting else [])]
+    monkeypatch.setattr(sys, "argv", told)
+    codes = [script.main() for _ in range(4)]
+    assert codes == [1, 1, 1, 0]
+    rows = {row["length"]: row for row in json.loads(out.read_text())["rows"]}
+    assert len(rows) == 3
+    assert [rows[length].get("ms") for length in (8, 16, 32)] == [1.0, None, 1.0]
+    assert rows[16]["lost"] == 2
+    assert "lost" not in rows[8]
+    assert seen[:2] == [8, 16]
 
 
 @pytest.mark.parametrize("probe", [True, False])
