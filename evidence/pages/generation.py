@@ -45,11 +45,19 @@ def generation(found: Path) -> tuple[str, dict[str, Any]]:
     if large:
         parts += _large(large)
     commands = [
-        "PYTHONPATH=src python evidence/generate.py --data sheets --output outputs --minutes 60",
+        f"PYTHONPATH=src python evidence/generate.py --data sheets --output outputs {_told(cells)}--minutes 9",
         "PYTHONPATH=src python benchmarks/generate_speed.py --out outputs/generate-speed.json --around plain,parts",
     ]
     kept = {"generate": told, "speed": speed, "check": check, "generate-speed": large}
     return page("Generation: DiT-S/2 on CIFAR-10, by mechanism", cannot, parts, commands), kept
+
+
+def _told(cells: Sequence[Row]) -> str:
+    """What the command was told."""
+    if not cells:
+        return ""
+    first, settings = cells[0], cells[0]["settings"]
+    return f"--steps {first['steps']} --made {settings['made']} --sample-steps {settings['sample_steps']} "
 
 
 def _how_far(cells: Sequence[Row], losses: Sequence[Row]) -> str:

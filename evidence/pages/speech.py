@@ -33,9 +33,10 @@ def speech(found: Path) -> tuple[str, dict[str, Any]]:
     parts = [_table(cells, wer), *_learnt(cells, wer), *_words(words), *_bars(cells, wer)] if wer else []
     parts += [_fresh(stream)] if stream else []
     parts += [_hour(hour)] if hour else []
+    told = f"--only {','.join(wer)} --steps {cells[0]['plan']['steps']} " if cells else ""
     commands = [
-        "PYTHONPATH=src python evidence/speech.py --data packed --out speech --minutes 9",
-        "PYTHONPATH=src python evidence/speech.py --data packed --out speech --part words",
+        f"PYTHONPATH=src python evidence/speech.py --data packed --out speech {told}--minutes 9",
+        *(["PYTHONPATH=src python evidence/speech.py --data packed --out speech --part words"] if words else []),
         "PYTHONPATH=src python evidence/speech.py --data packed --out speech --part stream",
         "PYTHONPATH=src python benchmarks/speech_hour.py --out speech/speech_hour.json",
     ]
@@ -137,8 +138,8 @@ def _words(words: Sequence[Row]) -> list[str]:
     about = (
         f"WER with n-grams of {first['order']} words, counted in what was learnt, {first['beam']} texts kept in "
         f"the search, by the library's own settings in all arms. Of the words of speakers that were never heard "
-        f"{100 * first['unknown']:.1f} % are not among those learnt, and {100 * first['known']['unknown']:.1f} % of the "
-        "others'."
+        f"{100 * first['unknown']:.1f} % are not among those learnt, and {100 * first['known']['unknown']:.1f} % of "
+        "the others'."
     )
     return [f"{about}\n\n{table(('attention', 'seeds', 'WER', 'WER, known speakers'), rows)}"]
 

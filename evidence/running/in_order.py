@@ -98,12 +98,15 @@ def do_in_order(cells: Sequence[Cell], doing: Doing, until: float) -> list[Cell]
     Args:
         cells: In their order.
         doing: How. If a cell ends without a result, the time was over.
-        until: When nothing is begun any more, in seconds since 1970.
+        until: When all should be done, in seconds since 1970. What would take longer, if it took as long as the
+            shortest that was done, is not begun: a GPU that is paid for is handed back.
     """
-    began = time.time()
+    began, took = time.time(), list[float]()
     for one in cells:
-        if not one.is_done and time.time() < until:
+        now = time.time()
+        if not one.is_done and now < until and now + min(took, default=0.0) <= until:
             said = attempted(one, doing)
             tidy()
+            took += [time.time() - now] if one.is_done else []
             print(f"{time.time() - began:.0f} s: {one.title}: {said}", flush=True)
     return [one for one in cells if not one.is_done]

@@ -35,6 +35,7 @@ def test_generation_tells_arms_that_overlap_and_what_is_behind_sdpa(written: Cal
     assert "33.0 M | 401 ± 1 |" in text
     assert "trained for 1,500 of 64, so that every image came 5.6 times." in text
     assert "samples.png" not in text
+    assert "--output outputs --steps 1500 --made 5000 --sample-steps 20 --minutes 9" in text
     (tmp_path / "samples.png").touch()
     assert "![Images of all arms](samples.png)" in written("generation", tmp_path, tmp_path / "page")
     assert "5,000 images of averaged weights, 20 of Euler's steps each, against the 17,000 images" in text

@@ -53,6 +53,8 @@ def test_speech_holds_mala_to_softmax_with_relative_positions(
     assert "999 of 1,000 tokens" in text
     assert "| 1.25 ± 0.00 | 4.00 M | 900 |" in text
     assert "have not learnt to hear" not in text
+    assert "--out speech --only softmax_relative,mala,mala_causal --steps 900 --minutes 9" in text
+    assert "--part words" not in text
     assert "Not measured: softmax, linear, nala, inline, none." in text
     assert "Some arms have 1 seed:" in text
     assert "180 of scores alone" in text

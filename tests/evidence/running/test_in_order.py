@@ -92,3 +92,19 @@ def test_what_fails_does_not_keep_the_others_from_their_turn(in_order: Any, scri
     assert "of no use" in cells[1].failure.read_text()
     assert not cells[3].failure.exists()
     assert in_order.do_in_order(left, doing(script, do=do), 0.0) == left
+
+
+def test_what_would_not_end_in_time_is_not_begun(
+    in_order: Any, script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    clock, lasts = [1000.0], float(np.random.default_rng().uniform(20.0, 40.0))
+    monkeypatch.setattr(in_order.time, "time", lambda: clock[0])
+    cells = [script("running.cells").Cell.in_files(f"arm-{seed}", tmp_path, ()) for seed in range(4)]
+
+    def do(words: Sequence[str]) -> None:
+        clock[0] += lasts
+        (tmp_path / f"{words[0]}.json").write_text("{}")
+
+    left = in_order.do_in_order(cells, doing(script, do=do), 1000.0 + 2.9 * lasts)
+    assert [one.title for one in left] == ["arm-2", "arm-3"]
+    assert in_order.do_in_order(left, doing(script, do=do), clock[0] + 1.0) == left[1:]  # nobody knows how long
