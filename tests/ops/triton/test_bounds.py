@@ -5,6 +5,8 @@ See `watching`: a few programs of every launch run in the interpreter, over tens
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,10 +16,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton import knobs
-from watching import Watch
+from triton.runtime import interpreter
+from watching import Watch, tensors_of
 
 import affinear as af
-from affinear.ops.triton import attend, blocks, causal, causal_backward, convolving, decoding, launch, summarize
+from affinear.ops.triton import (
+    attend,
+    blocks,
+    causal,
+    causal_backward,
+    convolving,
+    decoding,
+    launch,
+    library,
+    passes,
+    summarize,
+)
 from affinear.ops.triton.rules import Rule, rule_of
 from affinear.ops.triton.statistics import Rest, Statistics
 
@@ -25,8 +39,12 @@ pytestmark = [
     pytest.mark.skipif(not knobs.runtime.interpret, reason="compiled kernels are not watched"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of numpy, about what is not finite
 ]
+Randn = Callable[..., Tensor]
 SHORT, HALF, WHOLE = torch.bfloat16, torch.float16, torch.float32
 PROCESSORS = 132
+MECHANISMS = [name for name in af.mechanisms() if name != "softmax"]
+LAYOUTS = ["dense", "heads first", "tokens first", "channels first", "among others", "every other"]
+WIDTHS = 8, 24, 40, 64, 72, 96, 128, 136
 exhaustive = pytest.mark.exhaustive
 
 
@@ -184,9 +202,8 @@ def run_decode(watch: Watch, case: Case) -> None:
 
 
 def run_everything(watch: Watch, case: Case) -> None:
-    """All of it; causal attention in several segments, too."""
+    """All of it, causal attention in segments."""
     run_full(watch, case)
-    run_causal(watch, case)
     run_causal(watch, case, segment=64)
     if case.bounds is None:
         run_decode(watch, case)
@@ -195,11 +212,12 @@ def run_everything(watch: Watch, case: Case) -> None:
 RUNS = {"causal": run_causal, "full": run_full}
 
 
-def run_depthwise(watch: Watch, size: tuple[int, int, int, int], side: int, wide: int, dtype: torch.dtype) -> None:
-    """A depthwise convolution with all that goes with it, and its gradients, of maps inside maps as wide as `wide`."""
-    channels = size[3]
-    maps = (watch.memory.empty(*size[:3], wide, dtype=dtype)[..., 1 : channels + 1] for _ in range(4))
-    x, added, gate, grad = maps
+def run_depthwise(watch: Watch, size: tuple[int, int, int, int], side: int, turned: bool = False) -> None:
+    """A depthwise convolution with all that goes with it, and its gradients, of maps (B, H, W, C) inside wider ones."""
+    batch, height, width, channels = size
+    rows = (width, height) if turned else (height, width)
+    maps = (watch.memory.empty(batch, *rows, channels + 8, dtype=WHOLE)[..., 1 : channels + 1] for _ in range(4))
+    x, added, gate, grad = (x.transpose(1, 2) if turned else x for x in maps)
     weight, bias = watch.memory.empty(channels, 1, side, side, dtype=WHOLE), watch.memory.empty(channels, dtype=WHOLE)
     convolving.convolve(x, weight, bias, itself=True)
     convolving.convolve(x, weight, None, added=added, gate=gate, flip=True)
@@ -341,5 +359,91 @@ def test_any_call_reads_and_writes_its_own_memory(case: Case, watch: Watch):
 
 @pytest.mark.parametrize("side", [3, *(pytest.param(side, marks=exhaustive) for side in (5, 7))])
 def test_maps_are_read_and_written_within_their_borders(side: int, watch: Watch):
-    run_depthwise(watch, (2, 13, 11, 40), side, 64, WHOLE)
+    run_depthwise(watch, (2, 9, 5, 40), side)
     assert watch.faults == []
+
+
+@exhaustive
+@pytest.mark.parametrize("turned", [False, True])
+def test_large_maps_are_read_and_written_within_their_borders(turned: bool, watch: Watch):
+    run_depthwise(watch, (3, 450_000, 12, 136), 3, turned)
+    assert watch.farthest >= 2**31
+    assert watch.faults == []
+
+
+@exhaustive
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_every_program_reads_and_writes_its_own_memory(mechanism: str, run: str, watch: Watch, seed: int):
+    watch.few, draw = False, random.Random(seed)
+    packed, groups = draw.random() < 0.3, draw.choice((1, 2))
+    length = draw.choice((1, 15, 16, 17, 63, 64, 65, 130))
+    case = Case(
+        mechanism, 1 if packed else 2, length, groups * draw.choice((1, 2)), groups, draw.choice(WIDTHS),
+        draw.choice(WIDTHS), draw.choice((SHORT, HALF, WHOLE)), draw.choice(LAYOUTS), rotary=draw.random() < 0.5,
+        masked=draw.random() < 0.5, bounds=(0, 0, length // 2, length) if packed else None,
+        state=draw.random() < 0.5, wild=draw.random() < 0.3,
+    )  # fmt: skip
+    RUNS[run](watch, case)
+    assert watch.faults == [], case
+
+
+# What 32 bits do not count
+
+
+def tokens_first(length: int, batch: int) -> Tensor:
+    """Tokens (B, N, 8, 64) whose neighbours in a sequence have all others between them; of no memory."""
+    return torch.empty(length, batch, 8, 64, dtype=SHORT, device="meta").transpose(0, 1)
+
+
+@pytest.mark.parametrize("run", ["full", pytest.param("causal", marks=exhaustive)])
+def test_tokens_far_apart_are_read_where_they_lie(run: str, watch: Watch):
+    case = Case(batch=65_535, length=70, heads=8, groups=8, layout="tokens first")
+    assert library.near(there := tokens_first(case.length, case.batch)) is there
+    RUNS[run](watch, case)
+    assert watch.faults == []
+
+
+def test_tokens_farther_apart_are_copied():
+    assert library.near(tokens_first(70, 65_537)).is_contiguous()
+    assert library.near(alone := tokens_first(70, 65_537)[:, :1]) is alone
+    channels = torch.empty(1, 8, 64, 2**25, dtype=SHORT, device="meta").permute(0, 3, 1, 2)
+    assert library.near(channels).is_contiguous()
+
+
+def test_a_mask_whose_tokens_are_far_apart_is_copied():
+    near, far = (torch.empty(3000, 2**20 + more, dtype=torch.bool, device="meta").T for more in (-1, 1))
+    assert library.near(near) is near
+    assert library.near(far).is_contiguous()
+
+
+def test_maps_whose_columns_are_far_apart_are_copied():
+    near, far = (torch.empty(1, 4096, 2**19 + more, 1, device="meta").transpose(1, 2) for more in (-1, 1))
+    assert passes._dense(near) is near
+    assert passes._dense(far).is_contiguous()
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_operators_give_kernels_the_copies(is_causal: bool, randn: Randn, monkeypatch: pytest.MonkeyPatch):
+    query, key, value, grad = (randn(9, 2, 1, 16, dtype=WHOLE).transpose(0, 1) for _ in range(4))
+    mask = torch.rand(9, 2).T > 0.2
+    seen: list[Tensor] = []
+
+    def spied(kernel: Any, *args: Any, given: Any = interpreter.InterpretedFunction.run, **constants: Any) -> Any:
+        seen.extend(x for x in tensors_of(args) if x.dtype == WHOLE)
+        return given(kernel, *args, **constants)
+
+    def answers() -> list[Tensor]:
+        leaves = [x.detach().requires_grad_() for x in (query, key, value)]
+        out = af.attention(*leaves, causal=is_causal, key_mask=mask, backend="triton")
+        return [out, *torch.autograd.grad(out, leaves, grad)]
+
+    monkeypatch.setattr(interpreter.InterpretedFunction, "run", spied)
+    expected = answers()
+    assert not all(x.is_contiguous() for x in seen)
+    seen.clear()
+    monkeypatch.setattr(library, "FARTHEST", 1)
+    for ours, theirs in zip(answers(), expected, strict=True):
+        assert torch.equal(ours, theirs)
+    assert seen
+    assert all(x.is_contiguous() for x in seen)

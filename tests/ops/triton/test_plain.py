@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from triton import knobs
 
 import affinear as af
-from affinear.ops.triton import backend, launch, plain, plans, starting
+from affinear.ops.triton import backend, launch, library, plain, plans, starting
 from affinear.ops.validation import LayoutWarning
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -277,6 +277,28 @@ def test_addresses_that_are_not_aligned_take_the_long_way(planned: list[plans.Pl
     assert len(planned) == 1
     expected = af.attention(*(x.double() for x in not_aligned), backend="torch")
     assert (call(not_aligned) - expected).norm() < 3e-6 * expected.norm()
+
+
+def test_tokens_farther_apart_than_kernels_count_are_copied_every_time(
+    planned: list[plans.Plan], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(library, "FARTHEST", 1)
+    tokens, grad = draw(), torch.randn(2, 9, 2, 16, device=DEVICE)
+    first = with_gradients(tokens, grad)
+    assert same(with_gradients(tokens, grad), first)
+    assert planned == []
+
+
+def test_a_gradient_farther_apart_than_kernels_count_is_copied_every_time(
+    planned: list[plans.Plan], monkeypatch: pytest.MonkeyPatch
+):
+    tokens, grad = draw(), torch.randn(2, 9, 2, 16, device=DEVICE)
+    far = torch.empty(2, 9, 2, 999, device=DEVICE)[..., :16].copy_(grad)
+    monkeypatch.setattr(library, "FARTHEST", 9 * 999)
+    first = with_gradients(tokens, far)
+    for number in (1, 2):  # forward alone
+        assert same(with_gradients(tokens, far), first)
+        assert len(planned) == number
 
 
 def test_a_checkpoint_may_meet_a_first_call_and_then_a_prepared_one(planned: list[plans.Plan]):

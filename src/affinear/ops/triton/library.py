@@ -22,6 +22,8 @@ from .statistics import Rest, Statistics
 Function = Callable[..., Any]
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
+FARTHEST = 2**31  # numbers: within a block kernels count with 32 bits
+ROWS = {2: 2048, 4: 64}  # of the largest block of a mask (B, N), and of tokens (B, N, H, D)
 ONCE_ONLY = "backend: expected first derivatives of 'triton', got a second one, which it has not; pass backend='torch'"
 ONE_ONLY = "backend: expected gradients one by one of 'triton', got many at once; pass backend='torch'"
 
@@ -145,6 +147,14 @@ def _dense(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
 
+def near(x: Any) -> Any:
+    """What an operator was given, or a copy of tokens or a mask that lie farther apart than kernels count."""
+    if not isinstance(x, Tensor) or x.ndim not in ROWS:
+        return x
+    reach = min(x.shape[1], ROWS[x.ndim]) * x.stride(1) + (x.shape[3] * x.stride(3) if x.ndim == 4 else 0)
+    return x if reach < FARTHEST else x.contiguous()
+
+
 def _statistics(*state: Tensor | None) -> Statistics:
     return Statistics(*map(_dense, state))  # pyright: ignore[reportArgumentType]
 
@@ -169,10 +179,11 @@ def _implement(name: str, shapes: Function) -> Callable[[Function], Function]:
         def run(first: Tensor, *rest: Any) -> Any:
             if first.shape[0] == 0:
                 return shapes(first, *rest)
+            given = [near(x) for x in (first, *rest)]
             if not first.is_cuda or first.get_device() == torch.cuda.current_device():
-                return function(first, *rest)
+                return function(*given)
             with torch.cuda.device(first.device):  # Triton launches on the current one
-                return function(first, *rest)
+                return function(*given)
 
         torch.library.register_fake(f"affinear::{name}", shapes, lib=LIBRARY)
         for device in ("CUDA", "CPU") if INTERPRETED else ("CUDA",):

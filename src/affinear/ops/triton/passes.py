@@ -32,8 +32,10 @@ def _convolving() -> Any:
 
 
 def _dense(x: Tensor | None) -> Tensor | None:
-    """The map with its channels side by side."""
-    return x if x is None or x.stride(3) == 1 else x.contiguous()
+    """The map with its channels side by side, and the columns of a row within what kernels count with 32 bits."""
+    if x is None or (x.stride(3) == 1 and x.shape[2] * x.stride(2) < library.FARTHEST):
+        return x
+    return x.contiguous()
 
 
 def _depthwise(

@@ -125,6 +125,8 @@ def learn(
     tokens = query, key, value
     if not _is_plain(*tokens, asked[1]) or not all(x.numel() for x in tokens) or _aligned(*tokens) is None:
         return
+    if any(library.near(x) is not x for x in tokens):
+        return  # what was launched knows the addresses of copies
     if asked[3] is None and (looks_turned(query) or looks_turned(key)):
         return  # which is worth a warning every time
     rule = rule_of(mechanism)
@@ -185,7 +187,7 @@ def _gradients(prepared: Prepared, grad: Tensor, saved: tuple[Tensor, ...]) -> A
     if made is not None:
         return made
     found = library.attention_backward(grad, *saved[:3], *prepared.options, list(saved[3:]))
-    if plan is None and len(prepared.back) < MOST:
+    if plan is None and len(prepared.back) < MOST and library.near(grad) is grad:
         with suppress(plans.NotBuiltError):
             call = library.call_of(*prepared.options)
             prepared.back[which] = plans.plan_backward(grad, *saved[:3], saved[3:], call)
