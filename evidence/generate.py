@@ -56,13 +56,13 @@ from pages.words import shown, table
 from running.captured import Captured
 from running.cells import Cell, results
 from running.files import keep
-from running.in_order import Room, do_in_order, planned
+from running.in_order import Doing, do_in_order
 from running.learning import PART, Learner, half, learn, step_seconds_of
 from running.machine import machine
 from running.options import arms_of, numbers
-from running.turns import Doing
+from running.pacing import Room, planned
 
-MODEL, KIND = "dit_s_2", "generation"
+MODEL = "dit_s_2"
 ARMS = ("softmax", "mala", "none", "linear", "nala", "inline", "mala_released")
 SHAPE, CLASSES = (3, 32, 32), 10
 UNTOLD, FLIPPED = 0.1, 0.5  # shares of images whose class is not told, and that are mirrored
@@ -421,18 +421,13 @@ def train_all(given: argparse.Namespace) -> int:
         tell(cells, given)
         return line(found) if found else "not done in time"
 
-    doing = Doing(
-        lambda _kind, _arm, _seed, _steps: cells,
-        lambda _, arm: seconds_of(given, arm),
-        lambda words: cell(parsed(words)),
-        told,
-    )
     judge_of(given.data, given.limit, given.features, given.output / "state", given.made)  # is as long for any plan
     if steps is None:
-        plan = planned(given.output / "state", KIND, arms, doing, Room(until, BESIDE, given.least))
+        room = Room(until, BESIDE, given.least)
+        plan = planned(given.output / "state", arms, room, lambda arm: seconds_of(given, arm))
         arms, steps = plan.arms, plan.steps
     cells += cells_of(given, arms, steps, until)
-    left = do_in_order(cells, doing, until)
+    left = do_in_order(cells, Doing(lambda words: cell(parsed(words)), told), until)
     print(tell(cells, given))
     return int(bool(left))
 

@@ -45,11 +45,11 @@ from packing.pubmed import abstracts
 from running.briefly import opened, seconds_of_a_step, train_briefly
 from running.cells import Cell
 from running.files import keep
-from running.kinds import PACED, PROBED, Trial, came_to, found_in, probe, steps_of
+from running.in_order import Doing
+from running.kinds import PACED, PROBED, Trial, Turns, add_options, came_to, found_in, probe, steps_of, take_turns
 from running.machine import machine
-from running.options import again, listed, numbers
+from running.options import again, listed, numbers, without_traceback
 from running.scan import in_products
-from running.turns import Doing, Turns, add_options, take_turns
 
 ARMS = ("softmax", "linear", "mala", "mala_released", "nala", "inline", "mamba2")
 STEPS = {"text": 2_000, "recall": 1_500}
@@ -99,8 +99,9 @@ def main() -> int:
     if given.probe:
         probe(trials(given, kinds, arms, len(seeds)), given.output / "language_alone.json", WholeRows)
         return 0
-    until, most = time.monotonic() + 60 * given.minutes, steps_of(given.steps, STEPS)
-    turns = Turns(given.output / "language", kinds, arms, seeds, most, SHARES, given.fit, given.least, until)
+    until, most = time.time() + 60 * given.minutes, steps_of(given.steps, STEPS)
+    how = partial(cells_of, given), partial(pace_of, given)
+    turns = Turns(given.output / "language", kinds, arms, seeds, most, SHARES, given.fit, given.least, until, *how)
     left = take_turns(turns, doing(given))
     print(tell(given))
     return int(bool(left))
@@ -113,9 +114,7 @@ def doing(given: argparse.Namespace) -> Doing:
         tell(given)
         return line(one.read() or {})
 
-    return Doing(
-        partial(cells_of, given), partial(pace_of, given), lambda words: cell(arguments().parse_args(words)), told
-    )
+    return Doing(lambda words: cell(arguments().parse_args(words)), told)
 
 
 def prepare(folder: Path, tokens: Path) -> None:
@@ -292,4 +291,4 @@ def arguments() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(without_traceback(main))

@@ -39,10 +39,10 @@ from pages.ranges import CHANCE, PUBLISHED
 from running.briefly import opened, seconds_of_a_step, train_briefly
 from running.cells import Cell
 from running.files import keep
-from running.kinds import PACED, PROBED, Trial, came_to, found_in, probe, steps_of
+from running.in_order import Doing
+from running.kinds import PACED, PROBED, Trial, Turns, add_options, came_to, found_in, probe, steps_of, take_turns
 from running.machine import machine
-from running.options import again, listed, numbers
-from running.turns import Doing, Turns, add_options, take_turns
+from running.options import again, listed, numbers, without_traceback
 
 MODEL = "sequence_small"
 ARMS = ("softmax", "linear", "mala", "mala_released", "nala", "inline", "none")
@@ -75,26 +75,22 @@ def main() -> int:
     files = {kind: data_file(given, kind) for kind in kinds}
     if given.prepare:
         return 0
-    until, most = time.monotonic() + 60 * given.minutes, steps_of(given.steps, STEPS)
-    turns = Turns(given.output / "ranges", kinds, arms, seeds, most, SHARES, given.fit, given.least, until)
-    left = take_turns(turns, doing(given, files))
+    until, most = time.time() + 60 * given.minutes, steps_of(given.steps, STEPS)
+    how = partial(cells_of, given, files), partial(pace_of, given, files)
+    turns = Turns(given.output / "ranges", kinds, arms, seeds, most, SHARES, given.fit, given.least, until, *how)
+    left = take_turns(turns, doing(given))
     print(tell(given))
     return int(bool(left))
 
 
-def doing(given: argparse.Namespace, files: Mapping[str, Path]) -> Doing:
+def doing(given: argparse.Namespace) -> Doing:
     """How cells are done, and told of."""
 
     def told(one: Cell) -> str:
         tell(given)
         return line(one.read() or {})
 
-    return Doing(
-        partial(cells_of, given, files),
-        partial(pace_of, given, files),
-        lambda words: cell(arguments().parse_args(words)),
-        told,
-    )
+    return Doing(lambda words: cell(arguments().parse_args(words)), told)
 
 
 def at_hand(given: argparse.Namespace) -> dict[str, Any]:
@@ -283,4 +279,4 @@ def arguments() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(without_traceback(main))

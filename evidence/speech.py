@@ -63,11 +63,11 @@ from pages.words import percent
 from running.cells import Cell
 from running.ctc import ctc
 from running.files import keep
-from running.in_order import Room, do_in_order, planned
+from running.in_order import Doing, do_in_order
 from running.learning import PART, Learner, Pace, half, learn, step_seconds_of
 from running.machine import machine
+from running.pacing import Room, planned
 from running.spoken import keep_scores, kept_scores
-from running.turns import Doing
 
 HELD_OUT = ("syreen", "supox", "yehat", "yehatrebels", "shofixti")
 SPELLING = Spelling.of_letters([], "abcdefghijklmnopqrstuvwxyz'0123456789")
@@ -90,7 +90,6 @@ BESIDE = 10.0  # seconds of a cell beside its steps: a network, a graph, and bei
 BUILDING, TIMED = 14, 16  # steps that build kernels and a graph, and steps that are timed
 EXAMPLES = 12  # of a cell
 ORDER, BEAM = 2, 8  # words of an n-gram, with which held-out lines are likeliest, and texts that are kept in a search
-KIND = "speech"
 
 
 @dataclass(frozen=True)
@@ -554,25 +553,20 @@ def trainings(arms: Sequence[str], seeds: int, repeated: Sequence[str]) -> list[
 def train_all(given: argparse.Namespace) -> None:
     """Do all that is left in this process, one after the other."""
     until, arms, steps = time.time() + 60 * given.minutes, given.only, given.steps
-    corpus, cells = heard(given.data), list[Cell]()
+    corpus = heard(given.data)
 
     def told(one: Cell) -> str:
         found = one.read()
         return line(found) if found else "not done in time"
 
-    doing = Doing(
-        lambda _kind, _arm, _seed, _steps: cells,
-        lambda _, arm: seconds_of(arm, corpus),
-        lambda words: run(parsed(words)),
-        told,
-    )
     if steps is None:
-        plan = planned(given.out / "state", KIND, arms, doing, Room(until, BESIDE, given.least))
+        room = Room(until, BESIDE, given.least)
+        plan = planned(given.out / "state", arms, room, lambda arm: seconds_of(arm, corpus))
         arms, steps = plan.arms, plan.steps
     words = (*sys.argv[1:], "--steps", str(steps), "--until", str(until), "--cell")
     wanted = trainings(arms, given.seeds, given.repeated)
-    cells += [Cell.in_files(one.name, given.out / "cells", words) for one in wanted]
-    if left := do_in_order(cells, doing, until):
+    cells = [Cell.in_files(one.name, given.out / "cells", words) for one in wanted]
+    if left := do_in_order(cells, Doing(lambda words: run(parsed(words)), told), until):
         print(f"for another call: {', '.join(one.title for one in left)}", flush=True)
 
 
