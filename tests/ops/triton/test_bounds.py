@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 from triton.runtime import interpreter
-from watching import Watch, tensors_of
+from watching import Watch, modules, tensors_of
 
 import affinear as af
 from affinear.ops.triton import (
@@ -31,6 +31,7 @@ from affinear.ops.triton import (
     library,
     passes,
     summarize,
+    turns,
 )
 from affinear.ops.triton.rules import Rule, rule_of
 from affinear.ops.triton.statistics import Rest, Statistics
@@ -209,6 +210,11 @@ def run_everything(watch: Watch, case: Case) -> None:
         run_decode(watch, case)
 
 
+def is_kernel(x: Any, name: str, module: Any) -> bool:
+    """Whether something by this name is a kernel that a module defines."""
+    return name.endswith("_kernel") and getattr(getattr(x, "fn", None), "__module__", None) == module.__name__
+
+
 RUNS = {"causal": run_causal, "full": run_full}
 
 
@@ -363,11 +369,31 @@ def test_maps_are_read_and_written_within_their_borders(side: int, watch: Watch)
     assert watch.faults == []
 
 
+@pytest.mark.parametrize("length", [70, pytest.param(2**24 + 5, marks=exhaustive)])
+def test_tables_are_read_and_written_within_their_borders(length: int, watch: Watch):
+    cos, sin = (watch.memory.empty(length, 3, 136, dtype=WHOLE)[:, 1, 4:-4] for _ in range(2))
+    turns.pack_turns(cos, sin, HALF)
+    assert (watch.farthest >= 2**31) == (length > 70)
+    assert watch.faults == []
+
+
 @exhaustive
 @pytest.mark.parametrize("turned", [False, True])
 def test_large_maps_are_read_and_written_within_their_borders(turned: bool, watch: Watch):
     run_depthwise(watch, (3, 450_000, 12, 136), 3, turned)
     assert watch.farthest >= 2**31
+    assert watch.faults == []
+
+
+@exhaustive
+def test_no_kernel_is_left_out(watch: Watch):
+    for case in (Case(length=20), Case("nala", length=2500), Case(length=2500, rotary=True)):
+        run_everything(watch, case)
+    run_depthwise(watch, (1, 4, 4, 16), 3)
+    turns.pack_turns(*watch.memory.empty(2, 9, 16, dtype=WHOLE), HALF)
+    names = {name for module in modules() for name, kernel in vars(module).items() if is_kernel(kernel, name, module)}
+    assert names
+    assert set(watch.ran) == names
     assert watch.faults == []
 
 
