@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import statistics
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from released_twin import twin
 from torch import Tensor, nn
 from torch._inductor import cudagraph_trees
 from torch.nn import functional as F
+from torch.profiler import ProfilerActivity
 
 from affinear.bench import models, timing
 from affinear.bench.cases import FORWARD, TRAINING, Case, Shape, draw
@@ -276,29 +278,46 @@ def kernels(name: str, direction: str, way: str, batch: int) -> Measure:
     return measure
 
 
-def host_ms(one: timing.Step, steps: int = 3) -> float:
-    """Milliseconds that the host needs for a step, when it does not wait for the GPU."""
-    torch.cuda.synchronize()
-    begun = time.perf_counter()
+def host_ms(one: timing.Step, steps: int = 9) -> float:
+    """Median milliseconds that the host needs for a step, when it does not wait for the GPU.
+
+    One at a time: a GPU takes about a thousand launches ahead, and a step of training has more of them than steps of
+    inference, so that of several in a row the host would wait for the GPU to finish the first.
+    """
+    seen: list[float] = []
     for _ in range(steps):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
         one()
-    return 1e3 * (time.perf_counter() - begun) / steps
+        seen.append(1e3 * (time.perf_counter() - begun))
+    return statistics.median(seen)
 
 
 def profile(one: Callable[[], object], steps: int = 3) -> Row:
-    """What the GPU does in a step, and its longest kernels, in milliseconds."""
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
-        for _ in range(steps):
-            one()
-        torch.cuda.synchronize()
-    seen_kernels: list[tuple[float, float, str]] = [
-        (event.self_device_time_total / steps / 1e3, event.count / steps, event.key[:90])
-        for event in seen.key_averages()
-    ]
-    longest = sorted((kernel for kernel in seen_kernels if kernel[0] > 0), reverse=True)
+    """What the GPU does in a step and all its kernels, and what the host does longest, in milliseconds."""
+    longest = parts(one, steps, ProfilerActivity.CUDA)
     return {
         "gpu_ms": sum(kernel[0] for kernel in longest),
         "launches": sum(kernel[1] for kernel in longest),
-        "kernels": longest[:40],
+        "kernels": longest,
+        "host": parts(one, steps, ProfilerActivity.CPU)[:60],
     }
+
+
+def parts(one: Callable[[], object], steps: int, activity: ProfilerActivity) -> list[tuple[float, float, str]]:
+    """Milliseconds of a step, how often, and the name of all that the GPU or the host does, the longest first."""
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[activity]) as seen:
+        for _ in range(steps):
+            one()
+        torch.cuda.synchronize()
+    on_host = activity == ProfilerActivity.CPU
+    found: list[tuple[float, float, str]] = [
+        (
+            (event.self_cpu_time_total if on_host else event.self_device_time_total) / steps / 1e3,
+            event.count / steps,
+            event.key[:90],
+        )
+        for event in seen.key_averages()
+    ]
+    return sorted((part for part in found if part[0] > 0), reverse=True)
