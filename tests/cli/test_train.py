@@ -88,6 +88,9 @@ def test_predict_answers_what_it_can_and_says_what_it_cannot(folder: Path, tmp_p
     assert lines.exit_code == 1
     assert "broken.png: cannot be read" in lines.stdout
     assert "null.png: " in lines.stdout
+    drawn = run("predict", tmp_path / "null.png", "--class", "7", "--weights", folder)
+    assert drawn.exit_code == 1
+    assert "--class: --task classify draws no classes; name files or folders" in drawn.output
 
 
 def test_predict_takes_a_folder_of_images(folder: Path, tmp_path: Path):

@@ -13,6 +13,7 @@ from .common import TRAINING, changes_of, listen, require, sentence, stop, told_
 from .plugins import Plugins, load_plugins
 
 NOTHING = "(nothing)"  # came of a stream
+DRAWING = "generate"  # the task that is asked for classes
 
 
 def predict(
@@ -66,6 +67,8 @@ def predict(
         options = trained.task.options().changed(**spelling.parse(given, trained.task.options))
         named = sources or []
         asked = [*(named if trained.task.prompted else _files_of(named, trained.task.endings)), *(classes or [])]
+        if classes and trained.task.name != DRAWING:
+            raise ValueError(f"--class: --task {trained.task.name} draws no classes; name files or folders")
         if not asked:
             raise ValueError("sources: expected something to answer: files, folders, or --class for a generator")
         listen()
