@@ -16,6 +16,7 @@ Row = Mapping[str, Any]
 PARTS = ("camvid", "alone", "upernet", "growth", "counted")
 LONGER = "longer"  # runs until the time is over that were done apart from the others
 FLOOR = 0.5  # mIoU that mavit_tiny was to reach
+AUTOCAST = "bfloat16 autocast"
 ROSE = 0.2  # by which a training loss is above what it was before, if the network has lost what it had learned
 COMMANDS = """```sh
 # begun twice at the same time
@@ -95,8 +96,19 @@ def _limits(cells: Sequence[Row], found: Mapping[str, Any]) -> str:
     missing = [part for part in PARTS if part not in found]
     if missing:
         told.append(f"Not measured yet: {', '.join(missing)}.")
+    twice = [part for part in ("alone", "growth") if any(row.get("dtype") == AUTOCAST for row in _rows(found, part))]
+    if twice:
+        told.append(
+            f"Under autocast, as in {' and '.join(twice)}, our softmax goes forward once more in the backward pass: "
+            "it needs more time than it would without, and less memory, where weights are kept, as only one block at a "
+            "time has them."
+        )
     told.append("Speeds are those of one machine; eager ones are decided by the host where images are small.")
     return " ".join(told) + "\n"
+
+
+def _rows(found: Mapping[str, Any], part: str) -> list[Row]:
+    return found.get(part, {}).get("rows", [])
 
 
 def _lost(groups: Mapping[str, Sequence[Row]]) -> str:
@@ -141,7 +153,7 @@ def _by_heart(cells: Sequence[Row]) -> str:
 
 
 def _camvid(cells: Sequence[Row], found: Mapping[str, Any]) -> str:
-    alone = {row["name"]: row for row in found.get("alone", {}).get("rows", [])}
+    alone = {row["name"]: row for row in _rows(found, "alone")}
     groups = by_arm(cells)
     recipe, settings = cells[0]["recipe"], cells[0]["settings"]
     crop = " x ".join(str(side) for side in settings["crop"])
@@ -191,7 +203,7 @@ def _packing(about: Row | None) -> str:
 
 def _alone_size(found: Mapping[str, Any]) -> str:
     """At which size each was measured alone, if it was."""
-    rows = found.get("alone", {}).get("rows", [])
+    rows = _rows(found, "alone")
     if not rows:
         return ""
     how = "one CUDA graph" if rows[0]["graph"] else "eager"
