@@ -105,8 +105,8 @@ def test_what_was_learnt_is_told_beside_what_was_not_and_words_with_n_grams(
         again = {"loss": learnt / 2, "wer": learnt}
         heard(tmp_path, arm, 0, 0.6, again=again, known=known, loss=1.02, stages=[{**stage, "steps": 400}, stage])
     (tmp_path / "words").mkdir()
-    told = {"cell": {"arm": "mala", "seed": 0}, "order": 2, "beam": 8, "wer": 0.412, "unknown": 0.08}
-    told["known"] = {"wer": 0.333, "unknown": 0.055}
+    words = {"wer": 0.412, "unknown": 0.08, "known": {"wer": 0.333, "unknown": 0.055}}
+    told = {"cell": {"arm": "mala", "seed": 0}, "order": 2, "beam": 8, **words}
     (tmp_path / "words" / "mala-0.json").write_text(json.dumps(told))
     text = written("speech", tmp_path, tmp_path / "page")
     assert f"| mala | {learnt / 2:.2f} | 0.81 | 1.02 | {100 * learnt:.1f} |" in text
