@@ -110,6 +110,7 @@ def cell(given: argparse.Namespace) -> None:
         "seed": int(given.seeds),
         "scale": given.scale,
         "steps": given.steps,
+        "data": data.fingerprint,
         "last": last.test,
         "averaged": last.averaged,
         "photos": judged(trained, data),
