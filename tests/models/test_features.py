@@ -16,6 +16,8 @@ from affinear.models.features import Features
 from affinear.models.heads import Segmenter
 
 SMALL: dict[str, Any] = {"embed_dims": (8, 8, 16, 16), "depths": (1, 1, 1, 1), "num_heads": (1, 1, 2, 2)}
+# Heads as narrow as those of SMALL are badly conditioned under NaLa: one draw in thirteen magnifies roundings thirtyfold.
+HEADS_OF_32: dict[str, Any] = {"embed_dims": (32, 32, 64, 64), "depths": (1, 1, 1, 1), "num_heads": (1, 1, 2, 2)}
 OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("swin_tiny_patch4_window7_224", {"embed_dim": 8, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 2, 2)}),
     ("resnet18", {}),
@@ -90,7 +92,7 @@ def test_every_weight_gets_the_same_gradient_with_checkpointing_and_masks(name: 
 def test_half_precision_stays_near_single(name: str, dtype: torch.dtype):
     errors: list[torch.Tensor] = []
     for _ in range(3):
-        backbone = Features(name, model_args=SMALL).eval()
+        backbone = Features(name, model_args=HEADS_OF_32).eval()
         batch, sizes = torch.randn(2, 3, 64, 96), [(64, 60), (40, 96)]
         with torch.no_grad():
             exact = backbone(batch, sizes)
@@ -98,7 +100,7 @@ def test_half_precision_stays_near_single(name: str, dtype: torch.dtype):
                 rounded = backbone(batch, sizes)
         assert all(other.isfinite().all() for other in rounded)
         errors.append(torch.stack([(own - x).norm() / own.norm() for own, x in zip(exact, rounded, strict=True)]))
-    # The middle of three: about one draw in a hundred of heads this narrow is worse.
+    # The middle of three: one draw in 250 of NaLa is worse, as its gain divides.
     assert (torch.stack(errors).median(0).values < 20 * torch.finfo(dtype).eps).all()
 
 
