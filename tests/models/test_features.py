@@ -16,7 +16,7 @@ from affinear.models.features import Features
 from affinear.models.heads import Segmenter
 
 SMALL: dict[str, Any] = {"embed_dims": (8, 8, 16, 16), "depths": (1, 1, 1, 1), "num_heads": (1, 1, 2, 2)}
-# Heads as narrow as those of SMALL are badly conditioned under NaLa: one draw in thirteen magnifies roundings thirtyfold.
+# Under NaLa, heads as narrow as those of SMALL magnify roundings thirtyfold in one draw of thirteen.
 HEADS_OF_32: dict[str, Any] = {"embed_dims": (32, 32, 64, 64), "depths": (1, 1, 1, 1), "num_heads": (1, 1, 2, 2)}
 OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("swin_tiny_patch4_window7_224", {"embed_dim": 8, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 2, 2)}),
