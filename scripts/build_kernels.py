@@ -195,16 +195,16 @@ class Elsewhere:
 def discover() -> list[str]:
     """Every kernel of the library: functions of Triton whose names say so."""
     found: list[str] = []
-    for module in pkgutil.iter_modules(importlib.import_module(PACKAGE).__path__):
-        for name, value in vars(importlib.import_module(f"{PACKAGE}.{module.name}")).items():
-            if isinstance(value, JITFunction) and name.endswith("_kernel") and name_of(value)[0] == module.name:
-                found.append(f"{module.name}.{name}")
+    for module in pkgutil.walk_packages(importlib.import_module(PACKAGE).__path__, f"{PACKAGE}."):
+        for name, value in vars(importlib.import_module(module.name)).items():
+            if isinstance(value, JITFunction) and name.endswith("_kernel") and value.fn.__module__ == module.name:
+                found.append(".".join(name_of(value)))
     return sorted(found)
 
 
 def name_of(kernel: JITFunction[Any]) -> tuple[str, str]:
-    """The file of a kernel, and its name."""
-    return kernel.fn.__module__.rpartition(".")[2], kernel.fn.__name__
+    """The module of a kernel, below all of the library's, and its name."""
+    return kernel.fn.__module__.removeprefix(f"{PACKAGE}."), kernel.fn.__name__
 
 
 @contextmanager

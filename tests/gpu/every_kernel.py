@@ -24,11 +24,11 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def discover() -> dict[str, Any]:
     """Every kernel of the library, by its file and name."""
     found: dict[str, Any] = {}
-    for module in pkgutil.iter_modules(kernels.__path__):
-        for name, value in vars(importlib.import_module(f"{kernels.__name__}.{module.name}")).items():
+    for module in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}."):
+        for name, value in vars(importlib.import_module(module.name)).items():
             function = getattr(value, "fn", None)
-            if name.endswith("_kernel") and function and function.__module__.endswith(f".{module.name}"):
-                found[f"{module.name}.{name}"] = value
+            if name.endswith("_kernel") and function and function.__module__ == module.name:
+                found[f"{module.name.removeprefix(f'{kernels.__name__}.')}.{name}"] = value
     return found
 
 

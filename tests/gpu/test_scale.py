@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import affinear as af
-from affinear.ops.triton.causal import shape_for
+from affinear.ops.triton.causal.calls import shape_for
 
 CUDA = torch.cuda.is_available()
 CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])

@@ -24,7 +24,6 @@ from affinear.ops.triton import (
     attend,
     blocks,
     causal,
-    causal_backward,
     convolving,
     decoding,
     launch,
@@ -33,6 +32,8 @@ from affinear.ops.triton import (
     summarize,
     turns,
 )
+from affinear.ops.triton.causal import rows
+from affinear.ops.triton.causal import tokens as causal_tokens
 from affinear.ops.triton.rules import Rule, rule_of
 from affinear.ops.triton.statistics import Rest, Statistics
 
@@ -176,7 +177,7 @@ def run_causal(watch: Watch, case: Case, segment: int | None = None) -> None:
     precision = launch.precision_of(case.dtype)
     _out, final, saved = causal.forward(*call, precision, segment)
     grad_final = state(watch, case) if case.state else None
-    causal_backward.backward(grad, grad_final, *call, final, saved, precision, segment)
+    causal.backward(grad, grad_final, *call, final, saved, precision, segment)
 
 
 def run_full(watch: Watch, case: Case) -> None:
@@ -302,8 +303,8 @@ def test_numbers_that_32_bits_do_not_hold_are_told(watch: Watch):
     [
         (attend, "full"),
         pytest.param(summarize, "full", marks=exhaustive),
-        pytest.param(causal, "causal", marks=exhaustive),
-        pytest.param(causal_backward, "causal", marks=exhaustive),
+        pytest.param(causal_tokens, "causal", marks=exhaustive),
+        pytest.param(rows, "causal", marks=exhaustive),
     ],
     ids=lambda x: getattr(x, "__name__", x),
 )

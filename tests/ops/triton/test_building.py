@@ -68,7 +68,7 @@ def test_new_lengths_and_batches_build_nothing_new():
     variants = Counter((b["case"], b["kernel"]) for b in told["builds"])
     assert variants
     # One for sequences of one segment, one for those of several; where keys and values take turns, two of each.
-    turns = {"causal_backward.key_kernel": 2}
+    turns = {"causal.keys.key_kernel": 2}
     assert {which: number for which, number in variants.items() if number > 2 * turns.get(which[1], 1)} == {}
 
 

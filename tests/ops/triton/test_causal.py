@@ -20,7 +20,8 @@ from triton import knobs
 import affinear as af
 from affinear.ops.rotary import Rotary, rotary_1d
 from affinear.ops.state import State
-from affinear.ops.triton import causal, causal_backward
+from affinear.ops.triton import causal
+from affinear.ops.triton.causal import calls, launches
 from affinear.ops.triton.rules import rule_of
 from affinear.ops.triton.statistics import Statistics
 
@@ -113,7 +114,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return empty(tuple(x.shape), dtype=x.dtype, device=x.device)
 
     fake = SimpleNamespace(**{**vars(torch), "empty": empty, "empty_like": empty_like})
-    for module in (causal, causal_backward):
+    for module in (calls, launches):
         monkeypatch.setattr(module, "torch", fake)
     yield
     for memory in memories:
@@ -180,9 +181,7 @@ def solve(problem: Problem) -> Answers:
     precision = "split" if p.query.dtype.itemsize == 2 else "ieee"
     call = p.query, p.key, p.value, rule, mechanism.scale_for(p.query.shape[3]), p.mask, p.bounds, turns, p.initial
     out, final, saved = causal.forward(*call, precision, p.segment)
-    query, key, value, initial = causal_backward.backward(
-        p.grad, p.grad_final, *call, final, saved, precision, p.segment
-    )
+    query, key, value, initial = causal.backward(p.grad, p.grad_final, *call, final, saved, precision, p.segment)
     return Answers(out, *final[1:], query, key, value, *((None,) * 4 if initial is None else initial[1:]))
 
 
@@ -309,7 +308,7 @@ def test_any_width(mechanism: str, width: int, values: int, make: Make, judge: J
 )
 def test_states_too_wide_for_one_program(mechanism: str, dtype: torch.dtype, make: Make, judge: Judge):
     problem = make(mechanism, length=35, width=72, values=136, rotary=True, state=True, dtype=dtype, segment=32)
-    assert causal.shape_for(72, 136, 2 if mechanism == "nala_cosine" else 1, dtype.itemsize).blocks > 1
+    assert calls.shape_for(72, 136, 2 if mechanism == "nala_cosine" else 1, dtype.itemsize).blocks > 1
     judge(problem)
 
 

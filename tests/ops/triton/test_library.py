@@ -258,9 +258,9 @@ def test_gradients_are_those_of_float64(name: str, case: str, randn: Randn, rela
 def test_states_between_segments_reach_the_backward_pass(
     case: str, randn: Randn, relative_error: Error, monkeypatch: pytest.MonkeyPatch
 ):
-    causal = importlib.import_module("affinear.ops.triton.causal")
-    shape_for = causal.shape_for
-    monkeypatch.setattr(causal, "shape_for", lambda *widths: shape_for(*widths[:4], 16))
+    calls = importlib.import_module("affinear.ops.triton.causal.calls")
+    shape_for = calls.shape_for
+    monkeypatch.setattr(calls, "shape_for", lambda *widths: shape_for(*widths[:4], 16))
     given = {**options(case, 24), "causal": True}
     wide = learn(*tokens(randn, 24, dtype=torch.float64))
     narrow = learn(*(x.float() for x in wide))

@@ -35,7 +35,7 @@ INSIDE = 1  # programs of a launch that run beside those at the corners
 TURNS = 3  # of a loop over tokens
 COUNTS = 100  # of tokens before a segment, as programs that do not run would have left them
 WRAPPING = np.add, np.subtract, np.multiply
-FOLDERS = Path(*kernels.__path__), Path(__file__).parent
+FOLDERS = Path(*kernels.__path__), Path(*kernels.__path__) / "causal", Path(__file__).parent
 
 
 class Memory:
@@ -218,8 +218,8 @@ def tensors_of(arguments: Sequence[Any]) -> Iterator[Tensor]:
 
 def modules() -> Iterator[Any]:
     """Those of the library that hold kernels, or start them."""
-    for file in pkgutil.iter_modules(kernels.__path__):
-        yield importlib.import_module(f"{kernels.__name__}.{file.name}")
+    for file in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}."):
+        yield importlib.import_module(file.name)
 
 
 def programs(grid: Sequence[int]) -> list[tuple[int, ...]]:

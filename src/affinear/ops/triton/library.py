@@ -109,7 +109,7 @@ def _between(query: Tensor, key: Tensor, value: Tensor, *places: Any) -> list[Te
 
 def _segment(query: Tensor, value: Tensor, feature_map: str) -> int:
     widths = int(query.shape[3]), int(value.shape[3])
-    return kernels("causal").shape_for(*widths, rule_named(feature_map).blocks, query.element_size()).segment
+    return kernels("causal.calls").shape_for(*widths, rule_named(feature_map).blocks, query.element_size()).segment
 
 
 def _answers_and_states(query: Tensor, key: Tensor, value: Tensor, *places: Any) -> list[Tensor]:
@@ -300,7 +300,7 @@ def _causal_backward(
 ) -> list[Tensor]:
     *options, kept = rest
     final, saved = kept[: len(kept) // 2], kept[len(kept) // 2 :]
-    *grads, initial = kernels("causal_backward").backward(
+    *grads, initial = kernels("causal").backward(
         grad,
         _from_list((*grad_final, final[-1])) if grad_final else None,
         query,
