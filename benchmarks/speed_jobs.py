@@ -7,7 +7,8 @@ import statistics
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -23,6 +24,7 @@ from affinear.bench import models, timing
 from affinear.bench.cases import FORWARD, TRAINING, Case, Shape, draw
 from affinear.bench.contenders import Contender, fla, ours, sdpa, step
 from affinear.bench.machine import copy_bandwidth
+from affinear.ops import add_norm
 from affinear.ops.triton import convolving
 
 Row = dict[str, Any]
@@ -44,13 +46,13 @@ NETWORKS = [
         for name in ("twin_tiny", "mavit_tiny")
     ),
     *((name, "inference", GRAPHED, 64) for name in ("twin_base", "mavit_base", "nalaformer_base")),
-    ("twin_tiny", "inference", EAGER, 128),
+    *((name, "inference", EAGER, 128) for name in ("twin_tiny", "mavit_tiny")),
 ]
 
 
 def jobs() -> dict[str, Callable[[], Measure]]:
     """Everything there is to measure, by name."""
-    found: dict[str, Callable[[], Measure]] = {"copy": copy, "passes": passes, "calls": calls}
+    found: dict[str, Callable[[], Measure]] = {"copy": copy, "passes": passes, "sums": sums, "calls": calls}
     found |= {f"widths {shape}": lambda shape=shape: widths(shape) for shape in (STAGE_3, *LONG)}
     found |= {f"causal {shape}": lambda shape=shape: causal(shape) for shape in CAUSAL}
     found |= {" ".join(map(str, who)): lambda who=who: network(*who) for who in NETWORKS}
@@ -199,6 +201,45 @@ def passes() -> Measure:
                     yield {**row, "ms": graph_ms(steps), "gb": tensors * 2 * BATCH * size * size * channels / 1e9}
                     del steps
                     torch.cuda.empty_cache()
+
+    return measure
+
+
+def sum_steps(size: int, channels: int, who: str, direction: str) -> list[timing.Step]:
+    """A residual sum and its norm under autocast, by torch, by its compiler, or in one pass; and all gradients."""
+    shape = (BATCH, size, size, channels)
+    sets = timing.input_sets(4 * BATCH * size * size * channels * 2, GPU)
+    weight, bias = (torch.randn(channels, device=GPU, requires_grad=True) for _ in range(2))
+    call: Any = partial(add_norm, backend="triton" if who == "ours" else "torch")
+    if who == "compiled":
+        call = torch.compile(call, dynamic=False)
+
+    def run(x: Tensor, other: Tensor, *grads: Tensor) -> Sequence[Tensor]:
+        training = direction == TRAINING
+        with torch.autocast("cuda", BFLOAT16), torch.set_grad_enabled(training):
+            leaves = [t.detach().requires_grad_(training) for t in (x, other)]
+            outs = call(*leaves, weight, bias)
+        return torch.autograd.grad(outs, [*leaves, weight, bias], grads) if training else outs
+
+    groups = [[torch.randn(shape, device=GPU, dtype=BFLOAT16) for _ in range(4)] for _ in range(sets)]
+    return [lambda group=group: run(*group) for group in groups]
+
+
+def sums() -> Measure:
+    """Residual sums and their norms at the stages of mavit_tiny."""
+    contenders = ("torch", "compiled", "ours")
+    for stage, who, direction in product(STAGES, contenders, DIRECTIONS):
+        sum_steps(*stage, who, direction)[0]()
+
+    def measure() -> Iterator[Row]:
+        for (size, channels), direction, who in product(STAGES, DIRECTIONS, contenders):
+            steps = sum_steps(size, channels, who, direction)
+            row = {"what": "sum + norm", "who": who, "shape": f"{BATCH},{size},{size},{channels}"}
+            tensors = 4 if direction == FORWARD else 8
+            gb = tensors * 2 * BATCH * size * size * channels / 1e9
+            yield {**row, "direction": direction, "ms": graph_ms(steps), "gb": gb}
+            del steps
+            torch.cuda.empty_cache()
 
     return measure
 

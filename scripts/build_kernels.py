@@ -40,7 +40,7 @@ from triton.runtime import JITFunction, driver
 # they are first needed, are not told so.
 os.environ["TRITON_INTERPRET"] = "1"
 import affinear as af
-from affinear.ops import depthwise, rotary_1d
+from affinear.ops import add_norm, depthwise, rotary_1d
 
 del os.environ["TRITON_INTERPRET"]
 
@@ -67,7 +67,7 @@ class Case:
     """What calls are made, written as mechanism:width[:dtype[:options]].
 
     Attributes:
-        mechanism: Its name; or "depthwise", for the passes around convolutions.
+        mechanism: Its name; or "depthwise" or "add_norm", for passes over maps and over rows of channels.
         width: Of keys and of values, or channels.
         dtype: Of tokens.
         options: Some of "rotary", "masked", "packed" and "causal", and at most one of "decode", "short" (sequences that
@@ -110,8 +110,8 @@ class Case:
 
     def run(self) -> None:
         """Call the library, forwards and backwards."""
-        if self.mechanism == "depthwise":
-            return self.convolve()
+        if self.mechanism in ("depthwise", "add_norm"):
+            return self.convolve() if self.mechanism == "depthwise" else self.add()
         for batch, length in self.sizes:
             query, key, value = (self.tokens(batch, length, heads) for heads in (HEADS, GROUPS, GROUPS))
             options: dict[str, Any] = {"mechanism": self.mechanism, "backend": "triton"}
@@ -137,6 +137,14 @@ class Case:
             depthwise(x, large, bias, added=added, gate=gate, backend="triton"),
         ):
             out.backward(torch.empty_like(out))
+
+    def add(self) -> None:
+        """Send rows of channels through a sum and its norm, with weights that were cast and that were not."""
+        for dtype in {torch.float32, getattr(torch, self.dtype)}:
+            x, other = (self.tokens(2, 14, 14) for _ in range(2))
+            weight, bias = (torch.empty(self.width, dtype=dtype, requires_grad=True) for _ in range(2))
+            total, normed = add_norm(x, other, weight, bias, backend="triton")
+            torch.autograd.backward((total, normed), (torch.empty_like(total), torch.empty_like(normed)))
 
     @torch.no_grad()
     def decode(self, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import affinear as af
-from affinear.ops import rotary_1d
+from affinear.ops import add_norm, rotary_1d
 from affinear.ops import triton as kernels
 from affinear.ops.depthwise import depthwise
 
@@ -74,6 +74,8 @@ def main(length: int) -> None:
     image = torch.randn(2, 9, 9, 64, device=DEVICE, requires_grad=True)
     weight = torch.randn(64, 1, 3, 3, device=DEVICE, requires_grad=True)
     depthwise(image, weight, weight[:, 0, 0, 0], itself=True, backend="triton").sum().backward()
+    total, normed = add_norm(image, image, weight[:, 0, 0, 0], weight[:, 0, 0, 1], backend="triton")
+    (total + normed).sum().backward()
     options["rotary"] = rotary_1d(1, 40, device=DEVICE)
     with torch.no_grad():
         one: Any = (x[:, :1] for x in (query, key, value))

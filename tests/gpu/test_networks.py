@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from affinear.models import MAViT
-from affinear.ops import depthwise
+from affinear.ops import add_norm, depthwise
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -36,6 +36,26 @@ def test_depthwise_passes_and_all_their_gradients(side: int, length: int, channe
         more = {"added": leaves[3], "gate": leaves[4]} if gated else {"itself": True}
         out = depthwise(*leaves[:3], **more, backend=backend)  # pyright: ignore[reportArgumentType]
         return [out, *torch.autograd.grad(out, leaves if gated else leaves[:3], grad.to(out.dtype))]
+
+    truth = outcome("torch", torch.float64)
+    for ours, theirs, exact in zip(outcome("triton", None), outcome("torch", None), truth, strict=True):
+        assert ours.dtype == theirs.dtype
+        bound = relative_error([theirs], [exact])
+        assert relative_error([ours], [exact]) <= 2 * bound + torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("length", "channels"), [(56, 64), (13, 224), (7, 512), (4, 1536)])
+def test_sums_and_their_norms_and_all_their_gradients(length: int, channels: int, weights: torch.dtype, size: Size):
+    length, channels = size(length, 3), size(channels, 16)
+    x, other, *grads = torch.randn(4, size(8, 1), length, length, channels, device=DEVICE).bfloat16().unbind()
+    weight, bias = torch.randn(2, channels, device=DEVICE).to(weights).unbind()
+
+    def outcome(backend: str, dtype: torch.dtype | None) -> list[Tensor]:
+        leaves = [t.detach().to(dtype or t.dtype).requires_grad_() for t in (x, other, weight, bias)]
+        outs = add_norm(*leaves, backend=backend)  # pyright: ignore[reportArgumentType]
+        given = [grad.to(out.dtype) for grad, out in zip(grads, outs, strict=True)]
+        return [*outs, *torch.autograd.grad(outs, leaves, given)]
 
     truth = outcome("torch", torch.float64)
     for ours, theirs, exact in zip(outcome("triton", None), outcome("torch", None), truth, strict=True):

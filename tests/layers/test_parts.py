@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from affinear.layers import AxialRotary, DepthwiseConv, LearnedPosition, LocalResidual, Windows
+from affinear.layers import AddNorm, AxialRotary, DepthwiseConv, LearnedPosition, LocalResidual, Windows
 from affinear.ops import rotary_2d
 
 
@@ -18,6 +18,17 @@ def test_depthwise_convolution_is_torchs_in_another_layout(kernel: int):
     conv, x = DepthwiseConv(6, kernel), torch.randn(2, 4, 7, 6)
     expected = F.conv2d(x.permute(0, 3, 1, 2), conv.weight, conv.bias, padding=kernel // 2, groups=6)
     torch.testing.assert_close(conv(x), expected.permute(0, 2, 3, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_sum_and_its_norm_are_those_of_a_layer_norm_with_the_same_weights(dtype: torch.dtype):
+    norm, plain = AddNorm(6, 1e-3, dtype=dtype), nn.LayerNorm(6, 1e-3, dtype=dtype)
+    nn.init.normal_(norm.weight)
+    plain.load_state_dict(norm.state_dict())
+    x, branch = torch.randn(2, 3, 5, 6, dtype=dtype).unbind()
+    total, normed = norm(x, branch)
+    assert torch.equal(total, x + branch)
+    assert torch.equal(normed, plain(x + branch))
 
 
 @pytest.mark.parametrize(("batch", "size"), [(1, (4, 4)), (3, (5, 2)), (2, (1, 1))])

@@ -77,7 +77,7 @@ def test_the_published_shell_is_what_the_parts_make_when_they_are_put_together_b
         came = x
         for layer in group.blocks:  # pyright: ignore[reportGeneralTypeIssues]
             x = x + layer.attn(layer.norm1(x))
-            x = x + layer.mlp(layer.norm2(x))
+            x = x + layer.mlp(F.layer_norm(x, (x.shape[-1],), layer.norm2.weight, layer.norm2.bias))
         x = came + group.conv(x.movedim(-1, 1)).movedim(1, -1)  # pyright: ignore
     deep = network.conv_after_body(network.norm(x).movedim(-1, 1)) + first
     out = network.upsample(deep)

@@ -1,5 +1,6 @@
 """Modules around the operator: one attention layer, and the parts that papers put around it."""
 
+from .adding import AddNorm
 from .attention import INLINE, MALA, MILA, NALA, NONE, PLAIN, RALA, Attention, Parts
 from .branch import Branch
 from .convolution import DepthwiseConv
@@ -18,6 +19,7 @@ __all__ = [
     "NONE",
     "PLAIN",
     "RALA",
+    "AddNorm",
     "Attention",
     "AxialRotary",
     "Branch",

@@ -15,7 +15,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..layers import blank
+from ..layers import AddNorm, blank
 from ..layers.narrowing import with_narrow_weights
 from ..ops import Mechanism
 
@@ -38,14 +38,14 @@ class Block(nn.Module):
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, eps=eps, **dd)
         self.attn = attn
-        self.norm2 = nn.LayerNorm(dim, eps=eps, **dd)
+        self.norm2 = AddNorm(dim, eps=eps, **dd)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), **dd)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """A map (B, H, W, C) of the same size; the mask (B, H, W) is False where it is padding."""
-        x = x + self.drop_path(self.attend(x, mask))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        x, normed = self.norm2(x, self.drop_path(self.attend(x, mask)))
+        return x + self.drop_path(self.mlp(normed))
 
     def attend(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """What attention adds to the map."""

@@ -176,8 +176,8 @@ class _Pass:
                 answered = _in_windows(layer.attn, strip, rows)
             else:
                 answered = _over_all(layer.attn, strip, rows, memory)
-            out = strip.own(strip.rows) + answered
-            return out + layer.mlp(layer.norm2(out))
+            out, normed = layer.norm2(strip.own(strip.rows), answered)
+            return out + layer.mlp(normed)
 
         self.sweep(x, bands, halo, replaced)
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ..layers import INLINE, Attention, LearnedPosition, blank
+from ..layers import INLINE, AddNorm, Attention, LearnedPosition, blank
 from ..ops import Mechanism
 from ._column import Column
 from ._config import build, config
@@ -43,14 +43,14 @@ class Block(nn.Module):
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, eps=NORM_EPS, **dd)
         self.attn = Attention(dim, num_heads, INLINE.over(mechanism), prefix_tokens=1, **dd)
-        self.norm2 = nn.LayerNorm(dim, eps=NORM_EPS, **dd)
+        self.norm2 = AddNorm(dim, eps=NORM_EPS, **dd)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), **dd)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor, grid: tuple[int, int], key_mask: Tensor | None = None) -> Tensor:
         """Tokens (B, N, C), the class token first; where `key_mask` (B, N) is False there is none."""
-        x = x + self.drop_path(self.attn(self.norm1(x), grid, key_mask=key_mask))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        x, normed = self.norm2(x, self.drop_path(self.attn(self.norm1(x), grid, key_mask=key_mask)))
+        return x + self.drop_path(self.mlp(normed))
 
 
 register_notrace_module(Block)  # torch.fx takes a block as one node

@@ -16,7 +16,7 @@ from timm.layers import ClassifierHead, DropPath, LayerScale, calculate_drop_pat
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from ..layers import MALA, Attention, AxialRotary, DepthwiseConv, blank, masked_norm
+from ..layers import MALA, AddNorm, Attention, AxialRotary, DepthwiseConv, blank, masked_norm
 from ..ops import Mechanism
 from ._config import build, config
 from ._names import HEAD_NAMES, Rule
@@ -123,7 +123,7 @@ class Block(nn.Module):
         self.attn = attn
         self.scale1 = nn.Identity() if init_values is None else LayerScale(dim, init_values, **dd)
         self.position2 = DepthwiseConv(dim, 3, **dd) if second_position else None
-        self.norm2 = nn.LayerNorm(dim, eps=eps, **dd)
+        self.norm2 = (nn.LayerNorm if second_position else AddNorm)(dim, eps=eps, **dd)
         self.mlp = mlp
         self.scale2 = nn.Identity() if init_values is None else LayerScale(dim, init_values, **dd)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
@@ -134,10 +134,13 @@ class Block(nn.Module):
         grid = (x.shape[1], x.shape[2])
         key_mask = None if mask is None else mask.flatten(1)
         out = self.attn(self.norm1(x).flatten(1, 2), grid, rotary=rotary, key_mask=key_mask).unflatten(1, grid)
-        x = x + self.drop_path(self.scale1(out))
-        if self.position2 is not None:
-            x = self.position2(x, mask, itself=True)
-        return x + self.drop_path(self.scale2(self.mlp(self.norm2(x), mask)))
+        out = self.drop_path(self.scale1(out))
+        if self.position2 is None:
+            x, normed = self.norm2(x, out)
+        else:
+            x = self.position2(x + out, mask, itself=True)
+            normed = self.norm2(x)
+        return x + self.drop_path(self.scale2(self.mlp(normed, mask)))
 
 
 class ProjectionHead(ClassifierHead):

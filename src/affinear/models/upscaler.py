@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from .. import ops
-from ..layers import Attention, DepthwiseConv, Parts, Windows
+from ..layers import AddNorm, Attention, DepthwiseConv, Parts, Windows
 from ..ops import Mechanism
 from ..ops.precision import exact
 from . import making
@@ -116,14 +116,14 @@ class Layer(nn.Module):
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, **dd)
         self.attn = attn
-        self.norm2 = nn.LayerNorm(dim, **dd)
+        self.norm2 = AddNorm(dim, **dd)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), **dd)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """A map (B, H, W, C) of the same size."""
-        x = x + self.drop_path(self._attend(self.norm1(x)))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        x, normed = self.norm2(x, self.drop_path(self._attend(self.norm1(x))))
+        return x + self.drop_path(self.mlp(normed))
 
     def _attend(self, x: Tensor) -> Tensor:
         if isinstance(self.attn, WindowAttention):

@@ -1,5 +1,6 @@
 """The operator: tensors in, tensors out, nothing but torch."""
 
+from .add_norm import add_norm
 from .attention import attend, attention, summarize, weights
 from .depthwise import depthwise
 from .mechanisms import Mechanism, find, mechanisms, reciprocal, register
@@ -13,6 +14,7 @@ __all__ = [
     "Mechanism",
     "State",
     "WarmUp",
+    "add_norm",
     "attend",
     "attention",
     "depthwise",

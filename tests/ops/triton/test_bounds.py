@@ -21,6 +21,7 @@ from watching import Watch, modules, tensors_of
 
 import affinear as af
 from affinear.ops.triton import (
+    adding,
     attend,
     blocks,
     causal,
@@ -232,6 +233,14 @@ def run_depthwise(watch: Watch, size: tuple[int, int, int, int], side: int, turn
     convolving.taps_gradient(grad, x, weight)
 
 
+def run_add_norm(watch: Watch, rows: int, channels: int) -> None:
+    """A sum and its norm, and the gradients of both."""
+    x, other, grad, grad_total = (watch.memory.empty(rows, channels, dtype=WHOLE) for _ in range(4))
+    weight, bias = (watch.memory.empty(channels, dtype=WHOLE) for _ in range(2))
+    total, _ = adding.add(x, other, weight, bias, 1e-5, WHOLE)
+    adding.gradients(grad, grad_total, total, weight, 1e-5)
+
+
 # The watch itself
 
 
@@ -378,6 +387,13 @@ def test_tables_are_read_and_written_within_their_borders(length: int, watch: Wa
     assert watch.faults == []
 
 
+@pytest.mark.parametrize(("rows", "channels"), [(77, 24), (3, 4096), pytest.param(9_000_001, 264, marks=exhaustive)])
+def test_rows_are_read_and_written_within_their_borders(rows: int, channels: int, watch: Watch):
+    run_add_norm(watch, rows, channels)
+    assert (watch.farthest >= 2**31) == (rows > 77)
+    assert watch.faults == []
+
+
 @exhaustive
 @pytest.mark.parametrize("turned", [False, True])
 def test_large_maps_are_read_and_written_within_their_borders(turned: bool, watch: Watch):
@@ -391,6 +407,7 @@ def test_no_kernel_is_left_out(watch: Watch):
     for case in (Case(length=20), Case("nala", length=2500), Case(length=2500, rotary=True)):
         run_everything(watch, case)
     run_depthwise(watch, (1, 4, 4, 16), 3)
+    run_add_norm(watch, 20, 16)
     turns.pack_turns(*watch.memory.empty(2, 9, 16, dtype=WHOLE), HALF)
     names = {name for module in modules() for name, kernel in vars(module).items() if is_kernel(kernel, name, module)}
     assert names

@@ -22,7 +22,7 @@ OLD_TRITON = next(ROOT.glob(".venv/triton-*"), None)  # the Makefile says which,
 QUICK_CASES = "mala:64:bfloat16:short mala:64:bfloat16:rotary+decode"
 # ... and all of them in the exhaustive tests ...
 CASES = [
-    "mala:64 mala:64:bfloat16:causal depthwise:64",
+    "mala:64 mala:64:bfloat16:causal depthwise:64 add_norm:64",
     "mala:128 mala:64:bfloat16:rotary+decode mala:256:bfloat16:long",
     "nala:96 depthwise:96:float32 mala:64:float32:short mala_released:64:bfloat16:rotary+masked+short",
 ]
@@ -31,7 +31,7 @@ OTHER_CASES = {
     "sm_80": "mala:64:bfloat16:long mala:128:bfloat16:rotary+long",
     "gfx942": "mala:64:bfloat16:long nala:64:bfloat16:short",
 }
-OLD_CASES = "depthwise:64 mala:64 mala:64:bfloat16:rotary+decode mala:64:bfloat16:causal"
+OLD_CASES = "depthwise:64 add_norm:64 mala:64 mala:64:bfloat16:rotary+decode mala:64:bfloat16:causal"
 # Bytes of a thread that may lie outside its registers: in general, and in the forward pass of heads up to 64 wide.
 SPILLED, SPILLED_FORWARD, NARROW = 1024, 128, 64
 FORWARD = ("summarize.summarize_kernel", "attend.attend_kernel", "fused.attention_kernel")

@@ -16,7 +16,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ...layers import Attention, AxialRotary, LearnedPosition, Parts
+from ...layers import AddNorm, Attention, AxialRotary, LearnedPosition, Parts
 from ...models._column import Column
 from ...models._config import config
 from ...models._pyramid import describe, pair
@@ -36,14 +36,14 @@ class Block(nn.Module):
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, eps=NORM_EPS, **dd)
         self.attn = chosen.layer(dim, num_heads, chosen.parts, **dd)
-        self.norm2 = nn.LayerNorm(dim, eps=NORM_EPS, **dd)
+        self.norm2 = AddNorm(dim, eps=NORM_EPS, **dd)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), **dd)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor, grid: tuple[int, int], rotary: tuple[Tensor, Tensor] | None) -> Tensor:
         """Tokens (B, N, C)."""
-        x = x + self.drop_path(self.attn(self.norm1(x), grid, rotary=rotary))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        x, normed = self.norm2(x, self.drop_path(self.attn(self.norm1(x), grid, rotary=rotary)))
+        return x + self.drop_path(self.mlp(normed))
 
 
 register_notrace_module(Block)  # torch.fx takes a block as one node
