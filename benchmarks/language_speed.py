@@ -237,14 +237,8 @@ class Bench:
         tokens = torch.randint(model.config.vocab_size, (cell.batch, cell.length), device=self.device)
         run: Any = torch.compile(model) if way == "compiled" else model
 
-        def loss(seen: Tensor) -> Tensor:
-            if way != "chunked":
-                return run(seen, labels=seen, use_cache=False).loss
-            hidden = model.model(seen, use_cache=False).last_hidden_state[:, :-1]
-            return chunked_cross_entropy(hidden, model.lm_head.weight, seen[:, 1:])
-
         def step(length: int | None = None) -> None:
-            loss(tokens[:, :length]).backward()
+            loss_of(run, tokens[:, :length], chunked=way == "chunked").backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
@@ -259,6 +253,14 @@ class Bench:
         """The most memory since `_forget_peak`, weights included."""
         on_gpu = self.device.type == "cuda"
         return {"peak_gib": torch.cuda.max_memory_allocated(self.device) / 2**30 if on_gpu else None}
+
+
+def loss_of(model: Any, tokens: Tensor, chunked: bool) -> Tensor:
+    """A model's own loss of foretelling its tokens, or our chunked one."""
+    if not chunked:
+        return model(tokens, labels=tokens, use_cache=False).loss
+    hidden = model.model(tokens, use_cache=False).last_hidden_state[:, :-1]
+    return chunked_cross_entropy(hidden, model.lm_head.weight, tokens[:, 1:])
 
 
 class Standing(DynamicLayer):
