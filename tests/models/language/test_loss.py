@@ -90,10 +90,22 @@ def test_never_more_logits_than_a_chunk(monkeypatch: pytest.MonkeyPatch):
     assert max(made) == 4 * 11
 
 
+def test_shapes_alone_have_a_loss_and_gradients():
+    hidden, weight = (torch.randn(7, 5, device="meta").requires_grad_() for _ in range(2))
+    loss = chunked_cross_entropy(hidden, weight, torch.zeros(7, dtype=torch.long, device="meta"), chunk=3)
+    loss.backward()
+    assert loss.shape == ()
+    assert hidden.grad is not None
+    assert hidden.grad.is_meta
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"targets": torch.zeros(3, 6, dtype=torch.long)}, r"hidden: expected .* got \(3, 7, 5\), \(3, 6\)"),
+        ({"targets": torch.full((3, 7), 11)}, "targets: expected tokens 0 to 10, or -100 where there is none, got 11"),
+        ({"targets": torch.full((3, 7), -1)}, "targets: expected tokens 0 to 10, .* got -1"),
+        ({"targets": torch.zeros(3, 7)}, "targets: expected tokens in int64, got torch.float32"),
         ({"chunk": 0}, "chunk: expected a positive number"),
         ({"reduction": "median"}, "reduction: expected 'mean', 'sum' or 'none', got 'median'"),
     ],

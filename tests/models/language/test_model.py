@@ -152,6 +152,14 @@ def test_presets_have_the_size_that_they_say(name: str, millions: float):
         ({"head_dim": 5}, "head_dim: expected an even width"),
         ({"vocab_size": 0}, "vocab_size: expected a whole number, 1 or more, got 0"),
         ({"conv_size": -1}, "conv_size: expected a whole number, 0 or more"),
+        ({"head_dim": -2}, "head_dim: expected a whole number, 1 or more, got -2"),
+        ({"num_key_value_heads": 1.0}, "num_key_value_heads: expected a whole number, 1 or more, got 1.0"),
+        ({"rope_theta": -1.0}, "rope_theta: expected a positive number or None, got -1.0"),
+        ({"rope_theta": float("nan")}, "rope_theta: expected a positive number or None, got nan"),
+        ({"rope_theta": "10000"}, "rope_theta: expected a positive number or None, got '10000'"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps: expected a positive number, got 0"),
+        ({"gate": "no"}, "gate: expected True or False, got 'no'"),
+        ({"qk_norm": 1}, "qk_norm: expected True or False, got 1"),
         ({"layer_types": ["linear_attention"]}, "layer_types: expected 2 of"),
         ({"layer_types": ["linear_attention", "mamba"]}, "layer_types: .* got 'mamba'"),
         ({"mechanism": "softmax", "layer_types": ["linear_attention"] * 2}, "layer_types: expected only"),
@@ -174,6 +182,8 @@ def test_an_unknown_preset_is_refused():
         ({"input_ids": torch.tensor([[1, VOCABULARY]])}, "the tokenizer is of another vocabulary"),
         ({"input_ids": torch.tensor([[1, -1]])}, "input_ids: expected tokens 0 to 36, got -1"),
         ({"input_ids": torch.tensor([1, 2])}, r"input_ids: expected \(B, N\)"),
+        ({"input_ids": torch.zeros(1, 0)}, "input_ids: expected a prompt of at least one token"),  # a tokenizer's of ""
+        ({"input_ids": torch.zeros(1, 3)}, "input_ids: expected tokens in int64, got torch.float32"),
         ({}, "input_ids: expected either input_ids or inputs_embeds, got neither"),
         ({"output_attentions": True, "input_ids": torch.ones(1, 3, dtype=torch.long)}, "output_attentions: expected"),
         (
@@ -181,6 +191,10 @@ def test_an_unknown_preset_is_refused():
             "attention_mask: expec",
         ),
         ({"cu_seqlens": torch.tensor([0, 3]), "input_ids": torch.ones(2, 3, dtype=torch.long)}, "a batch of one"),
+        (
+            {"cu_seqlens": torch.tensor([], dtype=torch.long), "input_ids": torch.ones(1, 3, dtype=torch.long)},
+            r"cu_seqlens: expected \(S \+ 1,\), where documents begin and the last one ends, got \(0,\)",
+        ),
         ({"cu_seqlens": torch.tensor([0, 2]), "input_ids": torch.ones(1, 3, dtype=torch.long)}, "cu_seqlens"),
         (
             {"cu_seqlens": torch.tensor([0, 3]), "use_cache": True, "input_ids": torch.ones(1, 3, dtype=torch.long)},

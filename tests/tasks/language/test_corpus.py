@@ -94,6 +94,13 @@ def test_what_is_no_corpus_is_refused_in_a_sentence(tmp_path: Path, name: str, c
     assert "\n" not in str(refused.value)
 
 
+def test_a_file_to_be_judged_by_that_is_empty_is_named(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("\n\n".join(some_texts()))
+    (tmp_path / "valid.txt").write_text(" \n")
+    with pytest.raises(ValueError, match=r"is judged by valid\.txt, in which there is no text"):
+        open_corpus(str(tmp_path), SETTINGS)
+
+
 def test_a_learnt_tokenizer_spells_every_text_and_gives_it_back():
     spelling = learnt(iter(some_texts(40)), 300)
     assert spelling.size == 300

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
@@ -119,13 +120,17 @@ def _check(config: AffinearConfig) -> None:
         _check_whole(name, getattr(config, name), at_least=1)
     for name in ("softmax_every", "conv_size"):
         _check_whole(name, getattr(config, name), at_least=0)
+    for name in ("num_key_value_heads", "head_dim"):
+        if getattr(config, name) is not None:
+            _check_whole(name, getattr(config, name), at_least=1)
+    _check_numbers(config)
     heads, keys = config.num_attention_heads, config.num_key_value_heads
     if config.head_dim is None and config.hidden_size % heads:
         raise ValueError(
             f"num_attention_heads: expected a divisor of hidden_size {config.hidden_size}, got {heads}; "
             "choose another, or give head_dim"
         )
-    if keys is not None and (keys < 1 or heads % keys):
+    if keys is not None and heads % keys:
         raise ValueError(f"num_key_value_heads: expected a divisor of num_attention_heads {heads}, got {keys}")
     if config.rope_theta is not None and config.head_width % 2:
         raise ValueError(
@@ -133,6 +138,22 @@ def _check(config: AffinearConfig) -> None:
             "choose another, or rope_theta=None"
         )
     _check_types(config)
+
+
+def _check_numbers(config: AffinearConfig) -> None:
+    """Raise ValueError for what would make all answers NaN, or be taken for its opposite."""
+    if config.rope_theta is not None:
+        _check_positive("rope_theta", config.rope_theta, "a positive number or None")
+    _check_positive("rms_norm_eps", config.rms_norm_eps, "a positive number")
+    for name in ("qk_norm", "gate", "tie_word_embeddings"):
+        value = getattr(config, name)
+        if not isinstance(value, bool):
+            raise ValueError(f"{name}: expected True or False, got {value!r}")
+
+
+def _check_positive(name: str, value: object, expected: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+        raise ValueError(f"{name}: expected {expected}, got {value!r}")
 
 
 def _check_types(config: AffinearConfig) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...ops.precision import exact, widen
+from ...ops.sieve import can_be_read
 
 IGNORED = -100
 
@@ -40,7 +41,7 @@ def chunked_cross_entropy(
         The loss, or one for each token, (...).
 
     Raises:
-        ValueError: If shapes do not fit, or a target is no token.
+        ValueError: If shapes do not fit, or a target is no token, which is looked at on a CPU alone.
 
     Example:
         >>> import torch
@@ -53,7 +54,8 @@ def chunked_cross_entropy(
         True
     """
     _check(hidden, weight, targets, chunk, reduction)
-    if torch.is_autocast_enabled(hidden.device.type):
+    _check_targets(targets, ignore_index, weight.shape[0])
+    if not hidden.is_meta and torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
@@ -131,3 +133,15 @@ def _check(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int, reductio
         raise ValueError(f"chunk: expected a positive number of tokens, got {chunk}")
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction: expected 'mean', 'sum' or 'none', got {reduction!r}")
+
+
+def _check_targets(targets: Tensor, ignored: int, vocabulary: int) -> None:
+    if targets.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"targets: expected tokens in int64, got {targets.dtype}; cast them")
+    if can_be_read(targets):
+        wrong = targets[(targets != ignored) & ((targets < 0) | (targets >= vocabulary))]
+        if wrong.numel():
+            raise ValueError(
+                f"targets: expected tokens 0 to {vocabulary - 1}, or {ignored} where there is none, got "
+                f"{int(wrong[0])}; the tokenizer is of another vocabulary"
+            )

@@ -131,6 +131,10 @@ def _check_documents(tokens: Tensor, cu_seqlens: Tensor, mask: Tensor | None, se
         raise ValueError(
             f"cu_seqlens: expected documents packed into a batch of one, got a batch of {tokens.shape[0]}; flatten it"
         )
+    if cu_seqlens.ndim != 1 or len(cu_seqlens) < 2:
+        raise ValueError(
+            f"cu_seqlens: expected (S + 1,), where documents begin and the last one ends, got {tuple(cu_seqlens.shape)}"
+        )
     if mask is not None:
         raise ValueError("cu_seqlens: expected no padding beside packed documents, got an attention_mask; leave it out")
     if seen:

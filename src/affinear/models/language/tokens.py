@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...ops.tracing import is_compiling
 
 
 def check_length(input_ids: Tensor) -> None:
-    """Raise ValueError for a prompt of no tokens, or one that is no batch."""
+    """Raise ValueError for a prompt of no tokens, or one that is no batch of whole numbers."""
     if input_ids.ndim != 2:
         raise ValueError(f"input_ids: expected (B, N), got {tuple(input_ids.shape)}; one text is a batch of one")
     if not input_ids.shape[1]:
         raise ValueError("input_ids: expected a prompt of at least one token, got none; begin with the bos token")
+    if input_ids.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"input_ids: expected tokens in int64, got {input_ids.dtype}; cast them")
 
 
 def check_tokens(input_ids: Tensor, vocabulary: int, *, training: bool) -> None:

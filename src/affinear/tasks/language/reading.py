@@ -75,6 +75,10 @@ def open_texts(path: Path, reading: Reading) -> Texts:
     """
     train, test = _files(path)
     sizes = _sizes(train, test, reading)
+    if test and sizes[0] and not sizes[1]:
+        raise ValueError(
+            f"data: {path} is judged by {test[0].name}, in which there is no text; write some, or take it away"
+        )
     if min(sizes) < 1:
         have = (
             "no text at all" if not sum(sizes) else f"{sizes[0]} documents to learn from and {sizes[1]} to be judged by"
