@@ -191,12 +191,15 @@ def test_frozen_batch_norms_stay_as_they_are(detector: Make, target: Targets) ->
 
 def test_checkpointing_changes_nothing_but_memory(detector: Make, target: Targets) -> None:
     plain, thrifty = detector("retinanet"), detector("retinanet", grad_checkpointing=True)
-    thrifty.load_state_dict(plain.state_dict())
+    switched = detector("retinanet")
+    switched.set_grad_checkpointing()
     image, shown = torch.rand(3, *SIZE), target(*SIZE)
-    for network in (plain, thrifty):
+    for network in (plain, thrifty, switched):
+        network.load_state_dict(plain.state_dict())
         total(network([image], [shown])).backward()
-    for one, other in zip(plain.parameters(), thrifty.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
+    for one, *others in zip(plain.parameters(), thrifty.parameters(), switched.parameters(), strict=True):
+        for other in others:
+            torch.testing.assert_close(one.grad, other.grad)
 
 
 def test_the_shorter_side_fits_unless_the_longer_one_would_not() -> None:

@@ -74,3 +74,11 @@ def test_drawings_show_masks_and_frames_of_what_was_found_and_of_the_truth() -> 
         inside = np.any([mask.mask() for mask in found.masks], axis=0)
         assert (picture[inside] != 20).any(axis=1).mean() > 0.9
     assert jpeg(blank)[:2] == b"\xff\xd8"
+
+
+def test_a_class_that_is_the_only_one_is_not_named_on_every_object() -> None:
+    blank = Image.new("RGB", (SIZE[1], SIZE[0]))
+    found = found_of({**told(2), "labels": torch.zeros(2)}, SIZE)
+    for hidden in (found, Truth(found.boxes, found.labels, np.ones(2), np.array([True, False]), found.masks)):
+        shown = [drawn(blank, hidden, names, 0.5).tobytes() for names in (("cell",), ("nucleus",))]
+        assert shown[0] == shown[1]

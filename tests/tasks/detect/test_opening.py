@@ -87,6 +87,7 @@ def _set(key: str, value: Any) -> Callable[[dict[str, Any]], object]:
         (_set("category_id", 99), "annotation 1 is of the category 99, which is not listed"),
         (_set("image_id", 99), "annotation 1 is of the image 99, which is not listed"),
         (_set("segmentation", {"size": [9, 9], "counts": [81]}), "mask of object 0 in .*0.png cannot be drawn"),
+        (_set("iscrowd", "0"), "annotation 1 has iscrowd '0', which is neither 0 nor 1"),
         (lambda content: content["images"][0].__setitem__("file_name", "gone.png"), "there is no gone.png"),
         (lambda content: content["images"][0].__setitem__("width", 7), "annotation|its JSON says .* x 7"),
         (lambda content: content["images"][0].pop("height"), "expected images with id, file_name, height and width"),
@@ -108,6 +109,20 @@ def test_what_is_wrong_is_said_in_a_sentence_that_names_the_file(
         or "0.png" in str(caught.value)
         or "instances_val" in str(caught.value)
     )
+
+
+@pytest.mark.parametrize(("split", "purpose"), [("train", "learn from"), ("val", "be judged by")])
+def test_a_half_without_objects_is_refused(coco: Make, split: str, purpose: str) -> None:
+    root, expected = coco(), rf"instances_{split}.json: expected images with objects to {purpose}, got none"
+    edit(root, lambda content: [one.__setitem__("iscrowd", 1) for one in content["annotations"]], split)
+    with pytest.raises(ValueError, match=f"{expected} but crowd regions$"):
+        open_coco(str(root))
+    edit(root, lambda content: content["annotations"].clear(), split)
+    with pytest.raises(ValueError, match=f"{expected}$"):
+        open_coco(str(root))
+    edit(root, lambda content: content["images"].clear(), split)
+    with pytest.raises(ValueError, match=f"{expected}$"):
+        open_coco(str(root))
 
 
 def test_bad_boxes_can_be_left_out(coco: Make) -> None:

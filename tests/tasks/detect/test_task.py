@@ -59,6 +59,10 @@ def test_a_run_learns_is_judged_and_asked(coco: Make, tmp_path: Path) -> None:
     page = (tmp_path / "run" / "report.html").read_text()
     assert "The hardest images" in page
     assert "at most 4 detections each" in page
+    classes = page.partition("Class by class")[2]
+    assert "<th>box AP</th><th>mask AP</th>" in classes
+    for part in tasks.evaluate(tmp_path / "run", str(data)).parts:
+        assert f"<td>{part.name}</td><td>{part.count}</td>" in classes
     trained = tasks.load_trained(tmp_path / "run")
     again = tasks.evaluate(trained, str(data))
     assert again.count == 2
@@ -98,6 +102,29 @@ def test_boxes_alone_are_learned_without_masks(coco: Make, tmp_path: Path) -> No
     result = train(run_of(coco(masks=False, train=2, test=1), tmp_path / "run", head="retinanet"))
     assert "box_ap" in result.score
     assert "mask_ap" not in result.score
+
+
+def test_activations_may_be_computed_anew(coco: Make, tmp_path: Path) -> None:
+    data = coco(train=2, test=1)
+    plain, thrifty = (train(run_of(data, tmp_path / str(given), checkpointing=given)) for given in (False, True))
+    assert thrifty.records[-1].train_loss == pytest.approx(plain.records[-1].train_loss, rel=1e-4)
+
+
+def test_a_crowd_without_a_shape_is_judged_as_its_box(coco: Make) -> None:
+    data = coco()
+    file = data / "annotations" / "instances_val.json"
+    content = json.loads(file.read_text())
+    (crowd,) = (one for one in content["annotations"] if one["iscrowd"])
+    crowd.pop("segmentation")
+    file.write_text(json.dumps(content))
+    job, opened = settled(data)
+    assert job.settings.masks
+    truth = TASK.work(job, opened, torch.device("cpu")).truth(0)
+    left, top, width, height = crowd["bbox"]
+    inside = np.zeros(opened.test.sizes[0], np.bool_)
+    inside[top : top + height, left : left + width] = True
+    assert truth.masks is not None
+    assert np.array_equal(truth.masks[int(truth.crowd.argmax())].mask(), inside)
 
 
 def settled(data: Path, **changes: Any) -> tuple[Job[Detection], Any]:
@@ -218,5 +245,7 @@ def test_at_most_so_many_images_are_taken_for_a_trial_and_mechanisms_are_compare
     data = TASK.limited(TASK.open(str(coco()), Detection()), 2)
     assert data.sizes == (2, 2)
     assert TASK.variant("mavit_tiny", "none") == {"mechanism": "none", "stage_types": "llll"}
+    assert set(TASK.variants("mavit_tiny")) >= {"softmax", "mala", "none"}
+    assert TASK.variants("resnet18") == {"own": TASK.variant("resnet18", "own")} == {"own": {}}
     with pytest.raises(ValueError, match="resnet18 has no mechanism to choose"):
         TASK.variant("resnet18", "mala")

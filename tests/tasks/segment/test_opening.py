@@ -122,6 +122,31 @@ def test_a_class_beyond_the_list_is_named_before_training(root: Path):
         opened(root)
 
 
+@pytest.mark.parametrize(("half", "purpose"), [("training", "learned from"), ("validation", "judged by")])
+def test_a_half_without_classes_is_refused(root: Path, half: str, purpose: str):
+    random = np.random.default_rng()
+    for path in (root / "annotations" / half).iterdir():
+        nothing = random.choice(np.array([0, 255], np.uint8), np.asarray(Image.open(path)).shape)
+        Image.fromarray(nothing).save(path)
+    said = rf"{half}: expected class numbers from 1 on in the maps that are {purpose}, found nothing but 0, .*=true"
+    with pytest.raises(ValueError, match=said):
+        opened(root)
+
+
+def test_more_classes_than_a_file_of_weights_may_have_are_refused(root: Path):
+    names = [f"class {i}" for i in range(255)]
+    (root / "classes.txt").write_text("\n".join(names[1:]))
+    assert len(opened(root).classes) == 254
+    (root / "classes.txt").write_text("\n".join(names))
+    with pytest.raises(ValueError, match=r"classes.txt: expected at most 254 classes, got 255"):
+        opened(root)
+    (root / "classes.txt").unlink()
+    deep = Image.fromarray(np.random.default_rng().integers(256, 999, (64, 96)).astype(np.uint16))
+    deep.save(root / "annotations/training/scene0.png")
+    with pytest.raises(ValueError, match=r"scene0.png: expected class numbers up to 254, got \d+; is it a map of"):
+        opened(root)
+
+
 def test_pixels_that_do_not_count_may_be_255(root: Path):
     labels = Numbers(3).labels(np.array([[0, 1, 255, 3]]), "")
     assert labels.tolist() == [[-1, 0, -1, 2]]

@@ -121,6 +121,10 @@ class Detector(nn.Module):
         place = next(name for name, module in self.named_modules() if module is self.backbone.features)
         return self.backbone.features.matcher(f"{place}.", coarse)
 
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Whether training recomputes the backbone's activations instead of keeping them."""
+        self.backbone.features.set_grad_checkpointing(enable)
+
     def _normal(self, image: Tensor) -> Tensor:
         if image.ndim != 3 or image.shape[0] != 3:
             raise ValueError(f"images: expected each as (3, height, width), got {tuple(image.shape)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,7 +29,7 @@ class Objects:
         labels: (N,), int64: classes from 0.
         areas: (N,), float64: pixels of each.
         crowd: (N,), bool: regions of many objects that nobody told apart.
-        shapes: What JSON says of each one's outline.
+        shapes: What JSON says of each one's outline; of a crowd it may say nothing.
     """
 
     boxes: NDArray[np.float64]
@@ -45,7 +46,7 @@ class Objects:
     def truth(self, size: tuple[int, int], masks: bool) -> Truth:
         """The objects as they are judged by, for an image of this height and width."""
         boxes = np.concatenate((self.boxes[:, :2], self.boxes[:, 2:] - self.boxes[:, :2]), axis=1)
-        drawn = tuple(mask_of(shape, size) for shape in self.shapes) if masks else None
+        drawn = tuple(map(partial(_drawn, size=size), self.shapes, self.boxes)) if masks else None
         return Truth(boxes, self.labels, self.areas, self.crowd, drawn)
 
 
@@ -146,6 +147,14 @@ def mask_of(shape: Shape, size: tuple[int, int]) -> Runs:
     if (runs.height, runs.width) != size:
         raise ValueError(f"expected a mask of {size[0]} x {size[1]}, got one of {runs.height} x {runs.width}")
     return runs
+
+
+def _drawn(shape: Shape, box: NDArray[np.float64], size: tuple[int, int]) -> Runs:
+    """The mask of an object; all of its box where nobody told its shape."""
+    if shape is None:
+        left, top, right, bottom = box.tolist()
+        shape = [[left, top, right, top, right, bottom, left, bottom]]
+    return mask_of(shape, size)
 
 
 def other_size(path: str, found: tuple[int, int], told: tuple[int, int]) -> str:

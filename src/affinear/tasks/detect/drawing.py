@@ -40,8 +40,9 @@ def drawn(image: Image.Image, objects: Found | Truth, names: Sequence[str], opac
     thick = max(1, round(min(out.size) / 300))
     for i, (left, top, width, height) in enumerate(objects.boxes.tolist()):
         pen.rectangle((left, top, left + width, top + height), outline=colours[i], width=thick)
-        if len(objects.labels) <= CROWDED:
-            _word(pen, (left, top), _said(objects, i, names), colours[i], font)
+        said = _said(objects, i, names)
+        if said and len(objects.labels) <= CROWDED:
+            _word(pen, (left, top), said, colours[i], font)
     return out
 
 
@@ -53,10 +54,11 @@ def jpeg(image: Image.Image) -> bytes:
 
 
 def _said(objects: Found | Truth, number: int, names: Sequence[str]) -> str:
-    name = names[int(objects.labels[number])]
+    """The name of an object where there are several, and what else is to be said of it."""
+    name = names[int(objects.labels[number])] if len(names) > 1 else ""
     if isinstance(objects, Truth):
-        return f"{name} (crowd)" if objects.crowd[number] else name
-    return f"{name} {objects.scores[number]:.0%}"
+        return f"{name} (crowd)".lstrip() if objects.crowd[number] else name
+    return f"{name} {objects.scores[number]:.0%}".lstrip()
 
 
 def _word(

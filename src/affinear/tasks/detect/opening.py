@@ -51,7 +51,7 @@ def open_coco(spec: str, *, test_split: str | None = None, reading: Reading | No
 
     Raises:
         ValueError: If the folder is not there or not of this kind, JSON is damaged or speaks of images or classes that
-            are not there, or boxes or masks do not fit their images. Files are named.
+            are not there, boxes or masks do not fit their images, or a half has no object. Files are named.
     """
     root, reading = Path(spec).expanduser(), reading or Reading()
     if not root.is_dir():
@@ -66,8 +66,10 @@ def open_coco(spec: str, *, test_split: str | None = None, reading: Reading | No
         _half(root / name, file, content, categories, reading)
         for name, file, content in zip(names, files, contents, strict=True)
     ]
-    if not len(halves[0]) or not any(len(one.labels) for one in halves[0].objects):
-        raise ValueError(f"{files[0]}: expected images with objects to learn from, got none")
+    for file, half, purpose in zip(files, halves, ("learn from", "be judged by"), strict=True):
+        if not half.most:
+            crowds = " but crowd regions" if any(len(one.crowd) for one in half.objects) else ""
+            raise ValueError(f"{file}: expected images with objects to {purpose}, got none{crowds}")
     masks = all(_shaped(half) for half in halves)
     print_of = hashlib.blake2b(b"".join(file.read_bytes() for file in files), digest_size=8).hexdigest()
     about = f"objects in {root} ({names[0]}, {names[1]})"
@@ -205,13 +207,15 @@ def _fault(one: Any, images: Mapping[int, Any], label: Mapping[int, int]) -> str
     for name, known, noun in (("image_id", images, "image"), ("category_id", label, "category")):
         if not isinstance(one[name], (int, float)) or one[name] not in known:
             return f"is of the {noun} {short(one[name])}, which is not listed"
-    box, area, shape = one["bbox"], one.get("area"), one.get("segmentation")
+    box, area, shape, crowd = one["bbox"], one.get("area"), one.get("segmentation"), one.get("iscrowd")
     if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):
         return f"has the box {short(box)}, which is not left, top, width and height"
     if area is not None and not (_is_number(area) and 0 <= area < math.inf):
         return f"has the area {short(area)}, which is no number of pixels"
     if shape is not None and not isinstance(shape, (dict, list)):
         return f"has the segmentation {short(shape)}, which is neither outlines nor runs"
+    if crowd not in (None, 0, 1):
+        return f"has iscrowd {short(crowd)}, which is neither 0 nor 1"
     return None
 
 

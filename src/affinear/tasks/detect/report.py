@@ -1,8 +1,8 @@
-"""What a report shows of a detector: the images it finds hardest, beside their truth."""
+"""What a report shows of a detector: the images it finds hardest, beside their truth, and each class by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,13 +10,13 @@ import torch
 from PIL import Image
 from torch import nn
 
-from ...train.page import Section, cards, figure, png
+from ...train.page import Section, cards, figure, png, table
 from ..images.reading import CorruptImage
 from .coco import Coco
 from .drawing import drawn
 from .finding import as_tensor, at_least, found_of
-from .precision import Found, Truth, evaluate
-from .scoring import worth
+from .precision import Found, Kind, Matches, Truth, evaluate, match
+from .scoring import score_of, worth
 from .settings import Detection
 
 LOOKED_AT = 64  # test images, evenly among all, from which the hardest are shown
@@ -47,7 +47,7 @@ class Seen:
 
 @torch.no_grad()
 def sections(network: nn.Module, data: Coco, settings: Detection, truth_of: Callable[[int], Truth]) -> list[Section]:
-    """The hardest of some test images."""
+    """The hardest of some test images, and how well each class is found in all of them."""
     device, cap = next(network.parameters()).device, settings.detections
     assert cap is not None
     kind, seen = "mask" if settings.masks else "box", list[Seen]()
@@ -68,7 +68,24 @@ def sections(network: nn.Module, data: Coco, settings: Detection, truth_of: Call
         f"truth, and what the network found with a score of {SURE:.0%} or more."
     )
     rows = "".join(_row(one, data.class_names) for one in hardest)
-    return [Section("The hardest images", rows, note)]
+    return [Section("The hardest images", rows, note), _classes(seen, data.class_names, settings.masks is True, cap)]
+
+
+def _classes(seen: Sequence[Seen], names: Sequence[str], masks: bool, cap: int) -> Section:
+    """How well each class is found, boxes and masks."""
+    kinds: tuple[Kind, ...] = ("box", "mask") if masks else ("box",)
+    matches: dict[Kind, list[Matches]] = {
+        kind: [found for i, one in enumerate(seen) for found in match(i, one.truth, one.found, kind, cap)]
+        for kind in kinds
+    }
+    parts = score_of(matches, names, len(seen), cap, ()).parts
+    rows = [
+        [part.name, str(part.count), *(f"{part.numbers[f'{kind}_ap']:.1%}" for kind in kinds)]
+        for part in parts
+        if part.count
+    ]
+    head = ["class", "images", *(f"{kind} AP" for kind in kinds)]
+    return Section("Class by class", table(head, rows), f"In {len(seen)} test images.")
 
 
 def _row(one: Seen, names: tuple[str, ...]) -> str:

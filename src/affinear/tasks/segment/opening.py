@@ -16,7 +16,7 @@ from ..images.finding import image_files
 from ..images.reading import CorruptImage, size_of
 from ..threads import in_threads
 from ..told import text_of
-from .pairs import Labels, Numbers, Pairs, Scenes, WrongMap, fingerprint, other_size, read_map
+from .pairs import UNLABELLED, VOID, Labels, Numbers, Pairs, Scenes, WrongMap, fingerprint, other_size, read_map
 
 PHOTOS = ("images", "photos", "JPEGImages", "img")
 MAPS = ("annotations", "masks", "labels", "trimaps", "SegmentationClass", "gt")
@@ -27,7 +27,7 @@ HELD_OUT = 10  # one photo in so many, where nobody says which are for testing
 MOST_DECODED = 1000  # pairs of a half that are read before training to find those that cannot be
 UNKNOWN = (0, 0)  # size of what cannot be read
 CHECKED = 2000  # maps of a half that are read before training; all others are when they come
-MOST_CLASSES = 2**15 - 2  # that labels of 16 bits can hold
+MOST_CLASSES = 254  # whose numbers fit into the bytes of a map, beside 0 and 255
 NAMED = 3  # files that an error names; the others are counted
 LAYOUT = (
     "images/training and images/validation beside annotations/training and annotations/validation, as in ADE20K, or "
@@ -46,7 +46,7 @@ def open_scenes(spec: str, *, zero_is_class: bool, test_split: str | None, memor
 
     Raises:
         ValueError: If the folder is not there or not of this kind, photos and maps do not pair up, a map has another
-            size than its photo or a class beyond the list. Files are named.
+            size than its photo or a class beyond the list, or no map of a half has a class. Files are named.
     """
     root = Path(spec).expanduser()
     if not root.is_dir():
@@ -59,7 +59,10 @@ def open_scenes(spec: str, *, zero_is_class: bool, test_split: str | None, memor
     names = _class_names(root)
     classes = names or _count_classes([found for _, half in paired for found in half], zero_is_class)
     numbers = Numbers(len(classes), zero_is_class)
-    halves = [_checked(Pairs(photo_files, map_files, numbers, ())) for photo_files, map_files in paired]
+    halves = [
+        _checked(Pairs(photo_files, map_files, numbers, ()), purpose)
+        for purpose, (photo_files, map_files) in zip(("learned from", "judged by"), paired, strict=True)
+    ]
     if memory:
         halves = [_stored(half) for half in halves]
     train, test = halves
@@ -178,20 +181,22 @@ def _count_classes(maps: Sequence[str], zero_is_class: bool) -> tuple[str, ...]:
 
     tops = in_threads(largest, maps)
     most = max(tops)
-    if most > MOST_CLASSES:
-        raise ValueError(
-            f"{maps[tops.index(most)]}: expected class numbers up to {MOST_CLASSES:,}, got {most:,}; is it a map of "
-            "classes?"
-        )
     first = 0 if zero_is_class else 1
+    if most >= MOST_CLASSES + first:
+        raise ValueError(
+            f"{maps[tops.index(most)]}: expected class numbers up to {MOST_CLASSES + first - 1}, got {most:,}; is it a "
+            "map of classes?"
+        )
     if most < first:
         raise ValueError(f"data: expected class numbers in the maps, found nothing but {most}; is 0 a class?")
     return tuple(f"class {number}" for number in range(first, most + 1))
 
 
-def _checked(half: Pairs) -> Pairs:
+def _checked(half: Pairs, purpose: str) -> Pairs:
     """The half with its sizes, if no pair is wrong as far as can be told quickly."""
     spread = set(np.linspace(0, len(half) - 1, min(len(half), CHECKED)).astype(int).tolist())
+
+    bare: set[int] = set()  # maps in which no pixel has a class
 
     def look(index: int) -> tuple[tuple[int, int], str | None]:
         try:
@@ -199,7 +204,9 @@ def _checked(half: Pairs) -> Pairs:
             if size != own:
                 return size, other_size(half.maps[index], own, size)
             if index in spread:
-                half.numbers.labels(read_map(half.maps[index]), half.maps[index])
+                labels = half.numbers.labels(read_map(half.maps[index]), half.maps[index])
+                if (labels == UNLABELLED).all():
+                    bare.add(index)
         except WrongMap as error:
             return size, str(error)  # pyright: ignore[reportPossiblyUnboundVariable]  # a map comes after its photo
         except CorruptImage:
@@ -211,7 +218,20 @@ def _checked(half: Pairs) -> Pairs:
     if wrong:
         more = f" ({len(wrong) - 1} more maps are wrong)" if len(wrong) > 1 else ""
         raise ValueError(f"{wrong[0]}{more}")
+    if len(bare) == len(spread):
+        raise ValueError(_without_classes(half, purpose))
     return replace(half, sizes=[size for size, _ in found])
+
+
+def _without_classes(half: Pairs, purpose: str) -> str:
+    """The sentence for a half in whose maps no pixel has a class."""
+    zero = half.numbers.zero_is_class
+    nothing = f"{VOID}" if zero else f"0, which is unlabelled, and {VOID}"
+    return (
+        f"{Path(half.maps[0]).parent}: expected class numbers from {half.numbers.first} on in the maps that are "
+        f"{purpose}, found nothing but {nothing}; write the number of its class for every pixel"
+        f"{'' if zero else ', or set zero_is_class=true if 0 is a class'}"
+    )
 
 
 def _stored(half: Pairs) -> Pairs:

@@ -1,4 +1,4 @@
-"""What a report shows of a segmenter: the photos it finds hardest, beside their truth."""
+"""What a report shows of a segmenter: the photos it finds hardest, beside their truth, and each class by itself."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from ...train.page import Section, cards, figure, png
+from ...train.page import Section, cards, figure, png, table
 from ..images.reading import CorruptImage
 from .drawing import overlay, palette
 from .looking import Look, labels_of
-from .metric import confusion, overlaps
+from .metric import confusion, overlaps, score_of, showing
 from .pairs import UNLABELLED, Labels, Scenes
 from .samples import as_bytes
 from .settings import Segmentation
@@ -54,7 +54,7 @@ def sections(
     normalize: Callable[[Tensor], Tensor],
     device: torch.device,
 ) -> list[Section]:
-    """The hardest of some test photos, and which colour is which class."""
+    """The hardest of some test photos, which colour is which class, and how well each class is found in them."""
     seen: list[Seen] = []
     for index in np.linspace(0, len(data.test) - 1, min(len(data.test), LOOKED_AT)).astype(int).tolist():
         try:
@@ -74,7 +74,19 @@ def sections(
         "Pixels without a class in the truth stay as they are."
     )
     rows = "".join(_row(one, len(data.classes)) for one in hardest)
-    return [Section("The hardest photos", _key(data.classes, hardest) + rows, note)]
+    return [Section("The hardest photos", _key(data.classes, hardest) + rows, note), _classes(seen, data.classes)]
+
+
+def _classes(seen: Sequence[Seen], classes: Sequence[str]) -> Section:
+    """How well each class is found that is there or was found."""
+    pairs = [(torch.from_numpy(one.truth), torch.from_numpy(one.found)) for one in seen]
+    counts = torch.stack([confusion(truth, found, len(classes)) for truth, found in pairs]).sum(dim=0)
+    shown = torch.stack([showing(truth[None], len(classes)) for truth, _ in pairs]).sum(dim=0)
+    parts = score_of(counts, shown, len(seen), classes, ()).parts
+    rows = [[part.name, str(part.count), *(f"{part.numbers[name]:.1%}" for name in ("miou", "macc"))] for part in parts]
+    return Section(
+        "Class by class", table(["class", "photos", "IoU", "accuracy"], rows), f"In {len(seen)} test photos."
+    )
 
 
 def _row(one: Seen, classes: int) -> str:

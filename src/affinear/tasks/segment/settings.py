@@ -105,6 +105,12 @@ class Segmentation(Settings):
         super().__post_init__()
         if self.long_side is not None and (self.short_side is None or self.long_side < self.short_side):
             raise ValueError(f"long_side: expected at least short_side, {self.short_side}, got {self.long_side}")
+        window, stride = self.window, self.window_stride
+        if window is not None and stride is not None and (stride[0] > window[0] or stride[1] > window[1]):
+            raise ValueError(
+                f"window_stride: expected at most the window's sides, {window[0]} x {window[1]}, or pixels between "
+                f"windows would not be seen, got {stride[0]} x {stride[1]}"
+            )
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from ..images.backbone import backbone_weights, drop_path_of
 from ..images.reading import CorruptImage, open_image
 from .drawing import map_file, overlay, photo_file
 from .looking import labels_of
-from .opening import open_scenes
+from .opening import MOST_CLASSES, UNKNOWN, open_scenes
 from .pairs import Numbers, Scenes
 from .recipes import RECIPES, SEMANTIC_FPN_80K, SMALL
 from .samples import as_bytes
@@ -31,7 +31,7 @@ from .settings import Drawing, Segmentation
 from .work import Normalize, SegmentWork, look_of
 
 LARGEST_CROP, STRIDE = 512, 32
-LARGEST, MOST_AT_ONCE, MOST_CLASSES = 2**13, 2**16, 254  # that a file of weights may ask for
+LARGEST, MOST_AT_ONCE = 2**13, 2**16  # that a file of weights may ask for
 NAMED = 5  # classes that an answer names
 
 
@@ -245,7 +245,7 @@ def _colours(model: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 def _crop(data: Scenes, settings: Segmentation) -> tuple[int, int]:
     """The largest crop that every photo can fill, in multiples of 32, at most 512 on a side."""
-    sizes = [size for size in data.train.sizes if min(size)]
+    sizes = [size for size in data.train.sizes if size != UNKNOWN]
     if settings.short_side is not None or not sizes:
         side = min(LARGEST_CROP, settings.short_side or LARGEST_CROP)
         return side, side

@@ -19,7 +19,7 @@ from ...train.task import Job, Score, Work
 from .balance import class_counts, class_weights
 from .looking import Look, labels_of
 from .metric import confusion, score_of, showing
-from .opening import unreadable
+from .opening import UNKNOWN, unreadable
 from .pairs import UNLABELLED, Scenes
 from .report import sections
 from .samples import Crops, Photos, TestSamples, TrainSamples, as_it_is
@@ -41,7 +41,7 @@ class SegmentWork(Work[Scenes, Segmentation]):
         self.variation, self.look = variation_of(job.settings), look_of(job.settings)
         self.normalize = Normalize(job.settings, device)
         # Whether a crop can hold anything but photo; where none can, nobody has to be told of padding.
-        self.pads = any(self.variation.pads(size) for size in data.train.sizes)
+        self.pads = any(self.variation.pads(size) for size in data.train.sizes if size != UNKNOWN)
 
     def train_loader(self) -> DataLoader[Any]:
         """Batches of crops, each of all processes together."""
