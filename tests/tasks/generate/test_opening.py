@@ -61,6 +61,13 @@ def test_what_is_wrong_with_latents_is_told_in_a_sentence(tmp_path: Path, conten
     assert "\n" not in str(refused.value)
 
 
+def test_names_of_classes_in_another_encoding_are_refused_with_their_file(tmp_path: Path):
+    np.savez(tmp_path / "train.npz", **latents())
+    (tmp_path / "classes.txt").write_bytes("Zoë".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"classes\.txt: expected text in UTF-8, got the byte 0xeb"):
+        open_pictures(str(tmp_path))
+
+
 def test_a_damaged_file_and_one_that_wants_to_run_code_are_refused(tmp_path: Path):
     (tmp_path / "train.npz").write_bytes(b"PK\x03\x04 and then nothing")
     with pytest.raises(ValueError, match="cannot be read as arrays"):
@@ -96,12 +103,26 @@ def test_what_does_not_fit_together_is_told(tmp_path: Path):
         ({"features": "inception"}, "features: expected random, as latents are no pictures"),
         ({"image_size": (4, 4)}, "image_size: expected none, as the latents are 8 x 6"),
         ({"model": "mavit_tiny"}, "model: expected one that makes pictures, dit_s_2"),
+        ({"model": "dit_s2"}, "model: expected one that makes pictures, dit_s_2"),
         ({"model_args": {"patch_size": 4}}, "latents whose sides are multiples of the patch, 4, got 8 x 6"),
         ({"model_args": {"num_classes": 3}}, "num_classes: expected 5, which data and process decide"),
     ]
     for changes, said in wrong:
         with pytest.raises(ValueError, match=said):
             settled(tmp_path, **changes)
+
+
+def test_weights_of_inception_that_are_missing_are_told_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from PIL import Image
+
+    (tmp_path / "cat").mkdir()
+    for number in range(2):
+        Image.new("RGB", (8, 8)).save(tmp_path / "cat" / f"{number}.png")
+    monkeypatch.setenv("AFFINEAR_INCEPTION", str(tmp_path / "absent"))
+    with pytest.raises(ValueError, match="features: expected a file of Inception's weights in AFFINEAR_INCEPTION"):
+        settled(tmp_path, features="inception")
 
 
 def test_a_picture_of_one_pixel_is_refused(tmp_path: Path):

@@ -75,6 +75,28 @@ def test_a_head_with_a_rate_that_cannot_be_is_refused_before_it_fills_memory(tmp
             read()
 
 
+def test_a_head_that_was_written_into_a_pipe_does_not_make_a_recording_longer(tmp_path: Path):
+    count = int(np.random.default_rng().integers(100, 2000))
+    path = write(tmp_path / "a.wav", np.zeros(count))
+    content = bytearray(path.read_bytes())
+    content[4:8] = content[40:44] = b"\xff" * 4  # of the file, and of its samples
+    path.write_bytes(content)
+    assert len(read_audio(path, 8000)) == count
+    assert seconds_of(path) == pytest.approx(count / 8000, abs=44 / 8000)
+
+
+def test_a_flac_that_does_not_tell_its_length_is_refused_in_a_sentence(tmp_path: Path):
+    path = tmp_path / "a.flac"
+    soundfile.write(path, np.random.default_rng().uniform(-0.5, 0.5, 900), 8000)
+    content = bytearray(path.read_bytes())
+    content[21] &= 0xF0
+    content[22:26] = bytes(4)
+    path.write_bytes(content)
+    for read in (lambda: read_audio(path, 8000), lambda: seconds_of(path), lambda: list(follow_audio(path, 8000))):
+        with pytest.raises(CorruptAudio, match="written into a pipe; write the file anew"):
+            read()
+
+
 def test_without_soundfile_wav_is_read_and_the_rest_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

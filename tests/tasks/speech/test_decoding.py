@@ -111,6 +111,14 @@ def test_an_arpa_file_is_read_with_its_steps_down(tmp_path: Path):
     assert grams.score("dog", ("cat",)) == pytest.approx(-1.0 * ten)
 
 
+def test_an_arpa_file_may_write_the_unknown_word_in_capitals(tmp_path: Path):
+    path = tmp_path / "words.arpa"
+    path.write_text("\\data\\\n\\1-grams:\n-1.5 <UNK>\n-0.5 CAT\n\\end\\\n")
+    grams = NGrams.read(path)
+    assert grams.score("dog", ()) == pytest.approx(-1.5 * math.log(10))
+    assert grams.score("cat", ()) == pytest.approx(-0.5 * math.log(10))
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

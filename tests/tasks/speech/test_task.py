@@ -121,6 +121,43 @@ def test_parts_of_files_are_recordings_and_memory_changes_nothing(tmp_path: Path
             assert torch.equal(stored[i], half[i])
 
 
+def test_a_part_ends_where_its_duration_says(tmp_path: Path):
+    write(tmp_path / "a.wav", np.random.default_rng().normal(0, 0.1, 3 * RATE))
+    rows = [{"audio": "a.wav", "text": "a", "begin": i, "duration": 1} for i in range(3)]
+    data = TASK.open(manifest(tmp_path / "all.jsonl", rows), settings())
+    assert [len(half[i]) for half in (data.train, data.test) for i in range(len(half))] == [RATE] * 3
+
+
+def test_a_manifest_of_another_editor_is_read(tmp_path: Path):
+    for name in "ab":
+        write(tmp_path / f"{name}.wav", np.zeros(RATE))
+    lines = [f'{{"audio": "{name}.wav", "text": "red\u2028blue\x85green"}}' for name in "ab"]
+    (tmp_path / "all.jsonl").write_bytes("\r\n".join(lines).encode("utf-8-sig"))
+    data = TASK.open(str(tmp_path / "all.jsonl"), settings())
+    assert [row.text for half in (data.train, data.test) for row in half.rows] == ["red blue green"] * 2
+
+
+def test_recordings_in_folders_of_their_own_may_share_a_name(tmp_path: Path):
+    rows: list[dict[str, Any]] = []
+    for number in range(4):
+        (tmp_path / f"{number}").mkdir()
+        write(tmp_path / f"{number}" / "talk.wav", np.zeros(RATE))
+        rows.append({"audio": f"{number}/talk.wav", "text": "a"})
+    assert TASK.open(manifest(tmp_path / "all.jsonl", rows), settings()).sizes == (3, 1)
+
+
+def test_recordings_that_are_gone_are_named_before_anything_is_learnt(tmp_path: Path):
+    data = voices(tmp_path, count=12)
+    for row in data.train.rows[:3]:
+        Path(row.path).unlink()
+    data = TASK.open(str(tmp_path / "all.jsonl"), settings())
+    trained = trained_on(data)
+    assert "3 that cannot be read, " in TASK.summary(trained.job, data)
+    assert "too long or too short" not in TASK.summary(trained.job, data)
+    with pytest.raises(ValueError, match=rf"3 of the {len(data.train)} train recordings cannot be read, .*0\.wav"):
+        TASK.work(trained.job, data, CPU).train_loader()
+
+
 def test_what_has_no_word_in_its_text_is_left_out_and_counted(tmp_path: Path):
     texts = ["a", "b", " ", "...", "ab"]
     for i in range(5):

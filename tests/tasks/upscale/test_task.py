@@ -205,6 +205,14 @@ def test_transparency_is_enlarged_along(trained: Trained[Any, Any], tmp_path: Pa
     assert "jpg holds no transparency" in (asked(trained, tmp_path / "half.png", format="jpg").error or "")
 
 
+@pytest.mark.parametrize(("mode", "expected"), [("RGBA", "RGB"), ("LA", "L")])
+def test_what_is_opaque_everywhere_may_become_a_jpg(
+    trained: Trained[Any, Any], tmp_path: Path, mode: str, expected: str
+):
+    Image.fromarray(noise(6, 9)).convert(mode).save(tmp_path / "opaque.png")
+    assert larger(asked(trained, tmp_path / "opaque.png", format="jpg")).mode == expected
+
+
 def test_sixteen_bits_stay(trained: Trained[Any, Any], tmp_path: Path):
     levels = np.random.default_rng().integers(0, 65536, (5, 5)).astype(np.uint16)
     Image.fromarray(levels).save(tmp_path / "deep.png")

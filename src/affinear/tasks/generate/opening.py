@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from ..images.labelled.images import Images, Source
 from ..images.labelled.opening import open_data
 from ..images.labelled.some import first_of
+from ..told import text_of
 
 MOST_CLASSES = 2**17
 LATENTS = ("train.safetensors", "train.npz")
@@ -179,7 +180,7 @@ def _arrays(path: Path) -> Mapping[str, NDArray[Any]]:
 def _names(path: Path, count: int) -> tuple[str, ...]:
     if not path.is_file():
         return tuple(f"class {number}" for number in range(count))
-    names = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    names = tuple(line.strip() for line in text_of(path).splitlines() if line.strip())
     if len(names) < count:
         raise ValueError(f"{path}: expected the names of {count} classes, one per line, got {len(names)}")
     return names

@@ -15,6 +15,7 @@ from ...models.dit import SIZES, DiT
 from ...train.task import Answer, Job, Measure, Setup, Task, Trained
 from ...train.weights import fill
 from .drawing import between, grid, picture, png_file, seen
+from .inception import inception_file
 from .opening import MOST_CLASSES, Pictures, limited, open_pictures
 from .process import process_of
 from .recipes import DIT, RECIPES, SMALL
@@ -82,6 +83,8 @@ class Generate(Task[Pictures, Generation]):
             raise ValueError(
                 "features: expected random, as latents are no pictures that Inception knows, got inception"
             )
+        if found.settings.features == "inception":
+            inception_file()  # is asked for after thousands of steps, and said to be missing before the first
         _check_size(size, _outline(found).patch_size, "latents" if data.is_latent else "pictures")
         return found
 
@@ -291,7 +294,6 @@ def _check_size(size: tuple[int, int], patch: int, what: str, setting: str = "im
 
 
 def _check_model(model: str) -> None:
-    making.check_name(model)
     if model not in SIZES:
         raise ValueError(f"model: expected one that makes pictures, {', '.join(SIZES)}, got {model!r}")
 

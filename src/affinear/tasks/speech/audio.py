@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import wave
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from .resampling import Resampler, resample
 LONGEST = 4 * 3600  # seconds of one recording; packed silence takes next to no room in a file
 BLOCK = 2**16  # samples that are read at a time where a recording is heard as it comes
 RATES = (1_000, 768_000)  # samples of a second that a recording may have; a head that tells others is damaged
+UNTOLD = 2**62  # samples and more, where libsndfile was not told how many
 SUFFIXES = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".au", ".caf", ".w64")
 
 Samples = NDArray[np.float32]
@@ -71,9 +73,12 @@ def seconds_of(path: str | Path) -> float:
     file = _open_wave(path)
     if file is None:
         info = _with_soundfile(path, lambda soundfile: soundfile.info(str(path)))
+        _check_told(path, info.frames)
         return info.frames / _rate(path, info.samplerate)
     with file:
-        return file.getnframes() / _rate(path, file.getframerate())
+        # A head that was written into a pipe tells of more than there is.
+        room = os.path.getsize(path) // (file.getsampwidth() * file.getnchannels())
+        return min(file.getnframes(), room) / _rate(path, file.getframerate())
 
 
 def open_audio(path: str | Path, begin: float = 0.0, end: float | None = None) -> tuple[int, Iterator[Samples]]:
@@ -117,6 +122,15 @@ def _check_file(path: str | Path) -> None:
     except (OSError, ValueError):  # a name too long for any file, or of letters that none can have
         kind = "a name that no file can have"
     raise CorruptAudio(f"{path}: expected a recording, got {kind}")
+
+
+def _check_told(path: str | Path, samples: int) -> None:
+    """Raise CorruptAudio for a head that does not tell how many samples there are: soundfile cannot read on then."""
+    if samples >= UNTOLD:
+        raise CorruptAudio(
+            f"{path}: expected a head that tells how long the recording is, got one that was written into a pipe; "
+            "write the file anew, as ffmpeg -i OLD NEW does"
+        )
 
 
 def _rate(path: str | Path, rate: int) -> int:
@@ -163,6 +177,7 @@ def as_numbers(content: bytes, width: int) -> Samples:
 def _by_soundfile(path: str | Path, begin: float, end: float | None) -> tuple[int, Iterator[Samples]]:
     file: Any = _with_soundfile(path, lambda soundfile: soundfile.SoundFile(str(path)))
     try:
+        _check_told(path, int(file.frames))
         rate = _rate(path, int(file.samplerate))
     except CorruptAudio:
         file.close()

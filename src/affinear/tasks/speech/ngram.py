@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .text import plain
 
-BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
+BEGIN, END, UNKNOWN = MARKS = "<s>", "</s>", "<unk>"
 LONGEST = 10  # words of an n-gram in a file
 Words = tuple[str, ...]
 
@@ -128,7 +128,7 @@ def _read_arpa(lines: Sequence[str], path: Path) -> NGrams:
                     f"{path}: line {number}: expected a logarithm, {size} words and perhaps another logarithm, got "
                     f"{line!r}"
                 )
-            gram = tuple(field if field in (BEGIN, END, UNKNOWN) else plain(field) for field in fields[1 : size + 1])
+            gram = tuple(field.lower() if field.lower() in MARKS else plain(field) for field in fields[1 : size + 1])
             try:
                 logs[gram] = float(fields[0]) * math.log(10)
                 if len(fields) == size + 2:

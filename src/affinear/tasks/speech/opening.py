@@ -90,8 +90,10 @@ def _folder(root: Path, test_split: str | None) -> tuple[list[list[Recording]], 
 
 def _manifest(path: Path) -> list[Recording]:
     """The recordings of a manifest."""
+    text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
     found: list[Recording] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="surrogateescape").splitlines(), 1):
+    # Texts may hold signs that end lines elsewhere.
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             found.append(_row(path, number, line))
     return found
@@ -114,6 +116,8 @@ def _row(path: Path, number: int, line: str) -> Recording:
         if value is not None and not (isinstance(value, (int, float)) and 0 <= value <= MOST_SECONDS):
             raise ValueError(f"{where}: expected seconds in the field {name!r}, got {short(value)}")
     begin, end = float(fields.get("begin") or 0.0), fields.get("end")
+    if end is None and fields.get("begin") is not None and fields.get("duration"):
+        end = begin + fields["duration"]
     if end is not None and end <= begin:
         raise ValueError(f"{where}: expected an end after the beginning at {begin:g} s, got {end:g} s")
     length = fields.get("duration") if end is None else end - begin
@@ -150,7 +154,10 @@ def _hold_out(rows: Sequence[Recording], root: Path) -> tuple[list[list[Recordin
     """Two halves of what comes in one: some speakers by a digest of their names, or else some recordings."""
     speakers = sorted({row.speaker for row in rows})
     by_speaker = len(speakers) > 2 and "" not in speakers
-    names = [row.speaker if by_speaker else f"{os.path.basename(row.path)} {row.begin}" for row in rows]
+    files = {row.path: os.path.basename(row.path) for row in rows}
+    if len(set(files.values())) < len(files):
+        files = {path: os.path.relpath(path, root) for path in files}
+    names = [row.speaker if by_speaker else f"{files[row.path]} {row.begin}" for row in rows]
     order = sorted(set(names), key=lambda name: hashlib.blake2b(name.encode("utf-8", "surrogatepass")).digest())
     if len(order) < 2:
         raise ValueError(

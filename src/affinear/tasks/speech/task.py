@@ -137,8 +137,10 @@ class Speech(Task[Voices, Hearing]):
         """Recordings, hours, pieces, and what is not learnt from."""
         hours = [half.seconds / 3600 for half in (data.train, data.test)]
         ear, spelling = Ear(job.settings, job.facts), spelling_of(job)
-        left = len(data.train) - len(learnable(data, spelling, ear, job.settings))
-        told = f", {left:,} too long or too short for their text" if left else ""
+        unread = sum(not row.seconds for row in data.train.rows)
+        left = len(data.train) - len(learnable(data, spelling, ear, job.settings)) - unread
+        told = f", {unread:,} that cannot be read" if unread else ""
+        told += f", {left:,} too long or too short for their text" if left else ""
         return (
             f"{len(data.train):,} training recordings of {hours[0]:.2f} hours{told}, {len(data.test):,} test "
             f"recordings of {hours[1]:.2f} hours, {spelling.size - 1} {'pieces' if spelling.merges else 'letters'}"

@@ -75,12 +75,15 @@ class SpeechWork(Work[Voices, Hearing]):
     def train_loader(self) -> DataLoader[Any]:
         """Batches of recordings of about one length, each of all processes together."""
         recipe, half = self.job.recipe, self.data.train
+        tally = self.skipped.tally("train", half, "recordings")
+        # What cannot be read is never drawn, so nobody would come across it.
+        tally.corrupt[[not row.seconds for row in half.rows]] = 1
+        tally.check()
         if not self.plan.batches:
             raise ValueError(
                 f"data: expected recordings to learn from in {self.data.name}, but none of {len(half)} is at most "
                 f"{self.job.settings.longest:g} s long and has a token, 40 ms, for every piece of its text"
             )
-        tally = self.skipped.tally("train", half, "recordings")
         samples = TrainSamples(half, self.spelling, self.job.settings.speeds, tally)
         return arranged(samples, self.plan, self.plan.places, workers=recipe.workers, collate=as_it_is)
 

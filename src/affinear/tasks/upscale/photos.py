@@ -31,7 +31,7 @@ class Photo:
         pixels: (3, H, W), float32, white being 1; grey ones have three times the same.
         grey: Whether it is grey.
         deep: Whether it has 16 bits.
-        alpha: How opaque it is, or None where it is so everywhere.
+        alpha: How opaque it is, or None where its file does not say.
         profile: What its colours mean, or None.
     """
 
@@ -45,6 +45,11 @@ class Photo:
     def size(self) -> tuple[int, int]:
         """Height and width."""
         return self.pixels.shape[1], self.pixels.shape[2]
+
+    @property
+    def clear(self) -> bool:
+        """Whether something can be seen through it."""
+        return self.alpha is not None and self.alpha.getextrema() != (255, 255)
 
 
 def open_photo(path: str) -> Photo:
@@ -85,7 +90,7 @@ def check_result(photo: Photo, scale: int, options: Enlarging) -> None:
             f"format: {options.format} holds sides of at most {most:,} pixels, and it would have {width} x {height}; "
             "choose png"
         )
-    if photo.alpha is not None and options.format == "jpg":
+    if photo.clear and options.format == "jpg":
         raise ValueError("format: jpg holds no transparency, which this photo has; choose png, webp or tif")
 
 
@@ -124,6 +129,8 @@ def written(image: Image.Image, photo: Photo, options: Enlarging) -> bytes:
         given["quality"] = options.quality
     elif options.format == "tif":
         given["compression"] = "tiff_lzw"
+    if options.format == "jpg" and photo.alpha is not None:
+        image = image.convert("L" if photo.grey else "RGB")
     held = BytesIO()
     image.save(held, KINDS[options.format], **given)
     return held.getvalue()
