@@ -87,6 +87,17 @@ def test_every_weight_gets_the_same_gradient_with_checkpointing_and_masks(name: 
         torch.testing.assert_close(own.grad, twin.grad)
 
 
+def test_networks_of_others_that_write_over_their_activations_can_recompute_them():
+    backbone = Features("resnet18").double()
+    other = copy.deepcopy(backbone)
+    other.set_grad_checkpointing()
+    batch = torch.randn(2, 3, 64, 96, dtype=torch.float64)
+    for network in (backbone, other):
+        sum(out.square().sum() for out in network(batch)).backward()  # type: ignore[union-attr]
+    for own, twin in zip(backbone.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, twin.grad)
+
+
 @pytest.mark.parametrize("name", ["mavit_tiny", "mavit_tiny_linear", "nalaformer_tiny_linear"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_stays_near_single(name: str, dtype: torch.dtype):
