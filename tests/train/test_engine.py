@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Callable
@@ -22,7 +23,8 @@ from torch.nn import functional as F
 from affinear.tasks.classify import ClassifySettings, data, recipe_for
 from affinear.tasks.classify import network as networks
 from affinear.tasks.classify.data import ArraySource, CorruptImage, Images, Skipped, TooManyCorrupt
-from affinear.train import NonFinite, OtherRun, Progress, Recipe, Run, SaveError, Setup, curves, train
+from affinear.tasks.classify.task import ClassifyWork
+from affinear.train import NonFinite, OtherRun, Progress, Recipe, Run, SaveError, Score, Setup, curves, engine, train
 from affinear.train.engine import settled
 from affinear.train.kit import make_schedule
 from affinear.train.records import read_log
@@ -115,6 +117,25 @@ def test_a_run_writes_down_what_it_was_and_how_it_went(tmp_path: Path):
         p.numel() for p in timm.create_model(MODEL, in_chans=1, num_classes=3, img_size=8, **SMALL).parameters()
     )
     assert all(record.averaged is not None for record in result.records)
+
+
+@pytest.mark.parametrize("better", ["averaged", "last"])
+def test_a_report_shows_the_weights_that_were_judged_the_better_ones(
+    better: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    shown: list[dict[str, Tensor]] = []
+
+    def report(self: object, network: nn.Module) -> list[object]:
+        shown.append({name: tensor.clone() for name, tensor in network.state_dict().items()})
+        return []
+
+    scores = itertools.cycle([0.7, 0.2] if better == "averaged" else [0.2, 0.7])  # averaged weights are scored first
+    monkeypatch.setattr(engine, "scored", lambda *_: Score({"top1": next(scores), "top5": 1.0, "loss": 1.0}, 11))
+    monkeypatch.setattr(ClassifyWork, "report", report)
+    result = train(run_of(tmp_path / "run", ema_decay=0.9), data=images_of())
+    last = load_file(result.last)
+    same = all(torch.equal(shown[0][name], tensor) for name, tensor in last.items())
+    assert (len(shown), same) == (1, better == "last")
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path):

@@ -55,6 +55,7 @@ def predict(
     from affinear.train.devices import device
 
     found: list[Any] = []
+    written: set[Path] = set()
     failed = False
     with told_in_a_sentence("what was answered before stays"):
         load_plugins(plugin)
@@ -87,7 +88,11 @@ def predict(
             if not as_json:
                 print(f"{answer.source}: {said}")
             drawn = Path() if output is None and trained.task.draws else output
-            for path in _kept(answer.files, drawn, force):
+            kept = _kept(answer.files, drawn, force, written)
+            written.update(kept)
+            if kept and "files" in found[-1]:
+                found[-1]["files"] = [path.name for path in kept]
+            for path in kept:
                 print(f"  {path}", file=sys.stderr)
     if as_json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
@@ -130,14 +135,15 @@ def _files_of(sources: list[str], endings: Collection[str]) -> list[str]:
     return found
 
 
-def _kept(files: Any, output: Path | None, force: bool) -> list[Path]:
-    """Where the files of an answer were written."""
+def _kept(files: Any, output: Path | None, force: bool, written: set[Path]) -> list[Path]:
+    """Where the files of an answer were written; what this command has `written` is not replaced even by force."""
     if output is None or not files:
         return []
     from affinear.lens.files import place
 
     try:
         output.mkdir(parents=True, exist_ok=True)
-        return [place(content, output / Path(name).name, force=force).path for name, content in files.items()]
+        wanted = {output / Path(name).name: content for name, content in files.items()}
+        return [place(content, path, force=force and path not in written).path for path, content in wanted.items()]
     except OSError as error:
         stop(f"What was drawn could not be saved to {output}: {error.strerror or error}.")

@@ -80,6 +80,7 @@ def train(
     from affinear.tasks.fitting import fitted
     from affinear.train import Run, devices, progress, spelling
     from affinear.train import train as run_training
+    from affinear.train.engine import by_steps_of
 
     plain = {
         "epochs": epochs,
@@ -116,13 +117,15 @@ def train(
         listen()  # until its first step is done, a run leaves Ctrl-C as it was
         devices.part()
     if is_first():
-        _print_result(chosen, result)
+        _print_result(chosen, result, by_steps_of(setup.recipe))
 
 
-def _print_result(task: Task[Any, Any], result: Result) -> None:
+def _print_result(task: Task[Any, Any], result: Result, by_steps: bool) -> None:
     from affinear.train import progress
 
-    passes = progress.epochs(result.records[-1].epoch)
+    last = result.records[-1]
+    passes = f"{last.step:,} steps" if by_steps else progress.epochs(last.epoch)
+    when = f"step {result.best_step:,}" if by_steps else f"epoch {result.best_epoch}"
     for name in result.skipped_names:
         print(f"Skipped, because it cannot be read: {name}", file=sys.stderr)
     known = [m for m in sorted(task.measures, key=lambda m: m.name == "loss") if m.name in result.score]
@@ -130,7 +133,7 @@ def _print_result(task: Task[Any, Any], result: Result) -> None:
     skipped = f" {task.samples.capitalize()} that could not be read: {result.skipped}." if result.skipped else ""
     print(
         f"{numbers} after {passes}; best {task.metric.title} {task.metric.told(result.best)} "
-        f"after epoch {result.best_epoch}. {progress.pace(result.per_second)} {task.unit}/s.{skipped}"
+        f"after {when}. {progress.pace(result.per_second)} {task.unit}/s.{skipped}"
     )
     print(f"Best weights: {result.weights}")
     print(f"Report: {result.weights.with_name('report.html')}")

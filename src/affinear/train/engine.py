@@ -511,8 +511,15 @@ class _Trainer:
             report.write(self._run.output, self._task, self._about, self._outline, self._position, shown)
 
     def _shown(self) -> list[report.Section]:
-        """What the task shows, of the weights that are judged."""
-        network = self._kit.network if self._kit.average is None else self._averaged()
+        """What the task shows, of the weights that were judged the better ones in the end."""
+        last, metric = self._position.records[-1], self._task.metric
+        network = self._kit.network
+        if self._kit.average is not None:
+            # Where averaged weights are judged alone, their numbers are all there are.
+            averaged = last.averaged is None or metric.better(
+                last.averaged[metric.name], (last.test or {})[metric.name]
+            )
+            network = self._averaged() if averaged else network
         with kept_random_state(), torch.no_grad():
             return self._work.report(self._alone(network).eval())
 

@@ -34,7 +34,8 @@ th:first-child, td:first-child { text-align: left; } thead th { color: var(--pal
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 0 2rem; }
 .figures > section { min-width: 0; } svg { display: block; width: 100%; height: auto; max-width: 34rem; }
 svg text { fill: var(--pale); font-size: 11px; } svg .axis { stroke: var(--line); }
-svg path { fill: none; stroke-width: 1.8; } svg .dashed { stroke-dasharray: 5 3; } svg circle { stroke: none; }
+svg path { fill: none; stroke-width: 1.8; stroke-linecap: round; }
+svg .dashed { stroke-dasharray: 5 3; } svg circle { stroke: none; }
 ul.key { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .1rem 1rem; font-size: .85rem; }
 ul.key svg { display: inline-block; width: 28px; height: 10px; vertical-align: middle; margin-right: .3rem; }
 summary { cursor: pointer; padding: .2rem 0; } .decided { font-weight: 600; }
@@ -179,9 +180,12 @@ def chart(lines: Sequence[Line], title: str, across: str, last: float, first: fl
     def point(x: float, y: float) -> str:
         return f"{44 + 300 * (x - first) / max(last - first, 1e-9):.1f} {200 - 185 * (y - low) / (high - low):.1f}"
 
+    def path(line: Line) -> str:
+        known = [point(x, y) for x, y in line.points if math.isfinite(y)]
+        return "M" + "L".join(known) + ("h0" if len(known) == 1 else "")  # a dot, as the ends of lines are round
+
     paths = "".join(
-        f'<path d="M{"L".join(point(x, y) for x, y in line.points if math.isfinite(y))}" {line.stroke}><title>'
-        f"{escape(line.name)}: {line.points[-1][1]:.4g}</title></path>"
+        f'<path d="{path(line)}" {line.stroke}><title>{escape(line.name)}: {line.points[-1][1]:.4g}</title></path>'
         for line in lines
         if line.points
     )

@@ -52,18 +52,19 @@ def html(
         position: What was measured.
         shown: What the task shows of the trained network.
     """
-    parts = [_headline(task, position), _facts(task, about, run, position), _curves(task.metric, run, position)]
+    parts = [_headline(task, run, position), _facts(task, about, run, position), _curves(task.metric, run, position)]
     parts += [page.section(one) for one in shown]
     parts += [_records(task, run, position), _settings(about)]
     return page.document(f"{about['model']} on {about['data']}", "\n".join(parts))
 
 
-def _headline(task: Task[Any, Any], position: Position) -> str:
+def _headline(task: Task[Any, Any], run: Outline, position: Position) -> str:
     last = position.records[-1].test or {}
     numbers = [f"{one.title} {one.shown(last[one.name])}" for one in task.measures if one.name in last]
     value = task.metric.shown(last[task.metric.name]) if task.metric.name in last else "-"
     best = "" if position.best is None else f"; best {task.metric.shown(position.best)}"
-    note = f"{', '.join(numbers)} after the last step{best}, in epoch {position.best_epoch}"
+    when = f"after step {position.best_step:,}" if run.by_steps else f"in epoch {position.best_epoch}"
+    note = f"{', '.join(numbers)} after the last step{best}, {when}"
     return f'<p class="headline">{value}</p><p class="note">{page.escape(note)}</p>'
 
 
