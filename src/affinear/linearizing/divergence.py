@@ -59,7 +59,7 @@ def chunked_divergence(
         )
     if weight.shape[0] != target_weight.shape[0]:
         raise ValueError(f"weight: expected one vocabulary, got {weight.shape[0]} and {target_weight.shape[0]} tokens")
-    if torch.is_autocast_enabled(hidden.device.type):
+    if not hidden.is_meta and torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
     with exact(hidden):
