@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import timm
@@ -152,10 +152,9 @@ class Features(nn.Module):
         if not hasattr(holder, "set_grad_checkpointing"):
             raise ValueError(f"grad_checkpointing: expected False, as {self.name} has no such thing, got True")
         holder.set_grad_checkpointing(enable)
-        each: Iterable[Any] = self.body.modules() if enable else ()
-        for module in each:
-            if hasattr(module, "inplace"):
-                module.inplace = False  # or what is computed again would find its input changed
+        for module in self.body.modules() if enable else ():
+            if "inplace" in vars(module):
+                vars(module)["inplace"] = False  # or what is computed again would find its input changed
 
     def extra_repr(self) -> str:
         """What `print` shows."""
