@@ -44,14 +44,15 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """A map (B, H, W, C) of the same size; the mask (B, H, W) is False where it is padding."""
-        x, normed = self.norm2(x, self.drop_path(self.attend(x, mask)))
-        return x + self.drop_path(self.mlp(normed))
+        # Tokens (B, N, C), which compilers keep for backward as they lie; see `ops.depthwise` about maps.
+        tokens, normed = self.norm2(x.flatten(1, 2), self.drop_path(self.attend(x, mask).flatten(1, 2)))
+        return (tokens + self.drop_path(self.mlp(normed))).unflatten(1, (x.shape[1], x.shape[2]))
 
     def attend(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """What attention adds to the map."""
         grid = (x.shape[1], x.shape[2])
         key_mask = None if mask is None else mask.flatten(1)
-        return self.attn(self.norm1(x).flatten(1, 2), grid, key_mask=key_mask).unflatten(1, grid)
+        return self.attn(self.norm1(x.flatten(1, 2)), grid, key_mask=key_mask).unflatten(1, grid)
 
 
 class Stage(nn.Module):

@@ -106,8 +106,9 @@ class CSwinBlock(Block):
         """What attention adds to the map."""
         grid = (x.shape[1], x.shape[2])
         key_mask = None if mask is None else mask.flatten(1)
-        mean = masked_mean(x.flatten(1, 2), key_mask)
-        return self.attn(self.norm1(x).flatten(1, 2), grid, key_mask=key_mask, mean=mean).unflatten(1, grid)
+        tokens = x.flatten(1, 2)
+        mean = masked_mean(tokens, key_mask)
+        return self.attn(self.norm1(tokens), grid, key_mask=key_mask, mean=mean).unflatten(1, grid)
 
 
 class InLineCSwin(Pyramid):

@@ -117,8 +117,9 @@ class SwinBlock(Block):
 
     def attend(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """What attention adds to the map."""
-        windows = self._windows((x.shape[1], x.shape[2]))
-        x = self.norm1(x)
+        grid = (x.shape[1], x.shape[2])
+        windows = self._windows(grid)
+        x = self.norm1(x.flatten(1, 2)).unflatten(1, grid)
         if isinstance(self.attn, WindowAttention):
             return self.attn(x, windows, mask)
         # As released: linear windows that wrap around the border are attended as if they did not.

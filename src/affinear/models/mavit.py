@@ -78,7 +78,7 @@ class Downsample(nn.Module):
 
 
 class ConvMlp(nn.Module):
-    """Two linear layers with a residual depthwise convolution between them, on maps (B, H, W, C)."""
+    """Two linear layers with a residual depthwise convolution between them."""
 
     def __init__(self, dim: int, hidden: int, **dd: Any) -> None:
         super().__init__()
@@ -87,18 +87,22 @@ class ConvMlp(nn.Module):
         self.conv = DepthwiseConv(hidden, 3, **dd)
         self.fc2 = nn.Linear(hidden, dim, **dd)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """A map of the same size."""
-        return self.fc2(self.conv(self.act(self.fc1(x)), mask, itself=True))
+    def forward(self, x: Tensor, grid: tuple[int, int], mask: Tensor | None = None) -> Tensor:
+        """As many tokens (B, N, C); where the mask (B, H, W) of their grid is False there is no image."""
+        places = self.act(self.fc1(x)).unflatten(1, grid)
+        return self.fc2(self.conv(places, mask, itself=True).flatten(1, 2))
 
 
 class Block(nn.Module):
     """Position convolution, attention and MLP, each added to the map.
 
+    Between its convolutions a block computes with tokens (B, N, C), which compilers keep for backward as they lie; see
+    `ops.depthwise` about maps.
+
     Args:
         dim: Channels C.
         attn: Takes tokens (B, N, C), their grid, and what the stage knows of places as `rotary`.
-        mlp: Takes maps (B, H, W, C).
+        mlp: Takes tokens (B, N, C), their grid, and the mask of the map.
         drop_path: Stochastic depth.
         init_values: Start of the layer scale; None for no scale.
         second_position: Whether a position convolution stands before the MLP too.
@@ -130,17 +134,16 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None, rotary: tuple[Tensor, ...]) -> Tensor:
         """A map of the same size."""
-        x = self.position1(x, mask, itself=True)
         grid = (x.shape[1], x.shape[2])
+        tokens = self.position1(x, mask, itself=True).flatten(1, 2)
         key_mask = None if mask is None else mask.flatten(1)
-        out = self.attn(self.norm1(x).flatten(1, 2), grid, rotary=rotary, key_mask=key_mask).unflatten(1, grid)
-        out = self.drop_path(self.scale1(out))
+        out = self.drop_path(self.scale1(self.attn(self.norm1(tokens), grid, rotary=rotary, key_mask=key_mask)))
         if self.position2 is None:
-            x, normed = self.norm2(x, out)
+            tokens, normed = self.norm2(tokens, out)
         else:
-            x = self.position2(x + out, mask, itself=True)
-            normed = self.norm2(x)
-        return x + self.drop_path(self.scale2(self.mlp(normed, mask)))
+            tokens = self.position2((tokens + out).unflatten(1, grid), mask, itself=True).flatten(1, 2)
+            normed = self.norm2(tokens)
+        return (tokens + self.drop_path(self.scale2(self.mlp(normed, grid, mask)))).unflatten(1, grid)
 
 
 class ProjectionHead(ClassifierHead):

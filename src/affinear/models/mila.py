@@ -95,8 +95,10 @@ class WideDownsample(nn.Module):
 class TokenMlp(Mlp):
     """timm's MLP, to which padding makes no difference."""
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """A map (B, H, W, C) of the same size."""
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x: Tensor, grid: tuple[int, int], mask: Tensor | None = None
+    ) -> Tensor:
+        """As many tokens (B, N, C)."""
         return super().forward(x)
 
 

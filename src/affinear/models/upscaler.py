@@ -122,14 +122,15 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """A map (B, H, W, C) of the same size."""
-        x, normed = self.norm2(x, self.drop_path(self._attend(self.norm1(x))))
-        return x + self.drop_path(self.mlp(normed))
+        # Tokens (B, N, C), which compilers keep for backward as they lie; see `ops.depthwise` about maps.
+        tokens, grid = x.flatten(1, 2), (x.shape[1], x.shape[2])
+        tokens, normed = self.norm2(tokens, self.drop_path(self._attend(self.norm1(tokens), grid)))
+        return (tokens + self.drop_path(self.mlp(normed))).unflatten(1, grid)
 
-    def _attend(self, x: Tensor) -> Tensor:
+    def _attend(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         if isinstance(self.attn, WindowAttention):
-            return self.attn(x)
-        grid = (x.shape[1], x.shape[2])
-        return self.attn(x.flatten(1, 2), grid).unflatten(1, grid)
+            return self.attn(x.unflatten(1, grid)).flatten(1, 2)
+        return self.attn(x, grid)
 
 
 class Group(nn.Module):

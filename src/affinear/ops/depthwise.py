@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .tracing import has_tangents, is_transformed
+from .tracing import has_tangents, is_compiling, is_transformed
 from .triton import backend as triton_backend
 from .triton import passes
 
@@ -56,9 +56,23 @@ def depthwise(
     reason = "expected CUDA tensors" if plain else _why_not(x, weight)
     if backend == "triton" and reason is not None:
         raise ValueError(f"backend: {reason}; pass backend='torch'")
-    if reason is None:
-        return passes.depthwise(x, weight, bias, itself, added, gate, False)
-    return _in_torch(x, weight, bias, itself, added, gate)
+    if reason is not None:
+        return _in_torch(x, weight, bias, itself, added, gate)
+    if is_compiling():
+        return _with_five_axes(x, weight, bias, itself, added, gate)
+    return passes.depthwise(x, weight, bias, itself, added, gate, False)
+
+
+def _with_five_axes(
+    x: Tensor, weight: Tensor, bias: Tensor | None, itself: bool, added: Tensor | None, gate: Tensor | None
+) -> Tensor:
+    """The same for a compiler, which takes what has four axes for (B, C, H, W).
+
+    In networks with convolutions inductor keeps those for backward with the second axis innermost, so that maps with
+    their channels last would be turned over when they are kept, and back again when they are needed.
+    """
+    x, added, gate = (None if other is None else other.unsqueeze(0) for other in (x, added, gate))  # pyright: ignore
+    return passes.depthwise(x, weight, bias, itself, added, gate, False).squeeze(0)
 
 
 def _in_torch(

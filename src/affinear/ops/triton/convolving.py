@@ -1,4 +1,7 @@
-"""From maps to launches of the kernels in `depthwise`: strips, grids and room for results. No autograd here."""
+"""From maps to launches of the kernels in `depthwise`: strips, grids and room for results. No autograd here.
+
+Maps are (B, H, W, C), or (1, B, H, W, C) as a compiler is told of them.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ def span_of(width: int, others: int, s: Strip) -> int:
 
 def strides(x: Tensor) -> tuple[int, int, int]:
     """Of images, rows and columns; channels lie side by side."""
-    return x.stride(0), x.stride(1), x.stride(2)
+    return x.stride(-4), x.stride(-3), x.stride(-2)
 
 
 def convolve(
@@ -72,9 +75,9 @@ def convolve(
     flip: bool = False,
     strip: Strip | None = None,
 ) -> Tensor:
-    """(added + convolution of x) * gate, all (B, H, W, C); `itself` adds x, `flip` turns the kernel around."""
+    """(added + convolution of x) * gate, all of one shape; `itself` adds x, `flip` turns the kernel around."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _start(x, weight, bias, added, gate, None, out, out, itself, flip, strip)
+    _start(x, weight, bias, added, gate, None, out, None, itself, flip, strip)
     return out
 
 
@@ -95,22 +98,23 @@ def _start(
     gate: Tensor | None,
     grad: Tensor | None,
     out: Tensor,
-    out_sum: Tensor,
+    out_sum: Tensor | None,
     itself: bool,
     flip: bool,
     strip: Strip | None,
 ) -> None:
-    (batch, height, width, channels), side = x.shape, weight.shape[-1]
+    (batch, height, width, channels), side = x.shape[-4:], weight.shape[-1]
     s = strip or strip_for(side, height, width, channels)
     c_blocks, h_blocks = cdiv(channels, s.BC), cdiv(height, s.R)
     span = span_of(width, c_blocks * h_blocks * batch, s)
-    # For what is not there stands something that is: another map a compiler might make for the purpose.
+    # For what is not there stands something that is read and no result: another map, or a copy of a result that is
+    # given twice, a compiler might make for the purpose.
     others = [weight if other is None else other for other in (added, gate, grad)]
     steps = [(0, 0, 0) if other is None else strides(other) for other in (added, gate, grad)]
     launch(
         kernels.depthwise_kernel,
         (cdiv(width, span * s.P) * c_blocks, h_blocks, batch),
-        (x, weight, weight if bias is None else bias, *others, out, out_sum),
+        (x, weight, weight if bias is None else bias, *others, out, weight if out_sum is None else out_sum),
         (*strides(x), *steps[0], *steps[1], *steps[2], height, width, channels, span),
         K=side, FLIP=flip, BIAS=bias is not None, SELF=itself, ADD=added is not None, GATE=gate is not None,
         GRAD=grad is not None, R=s.R, U=s.U, P=s.P, BC=s.BC, num_warps=1,
@@ -121,7 +125,7 @@ def taps_gradient(
     grad: Tensor, x: Tensor, weight: Tensor, *, strip: Strip | None = None, shares: int = SHARES
 ) -> tuple[Tensor, Tensor]:
     """Gradients of a kernel (C, 1, K, K) and of its bias (C,), both in the dtype of the kernel."""
-    (batch, height, width, channels), side = x.shape, weight.shape[-1]
+    (batch, height, width, channels), side = x.shape[-4:], weight.shape[-1]
     s = strip or strip_for(side, height, width, channels)
     c_blocks, span = cdiv(channels, s.BC), cdiv(cdiv(width, s.U), s.P) * s.U
     strips = batch * cdiv(height, s.R) * cdiv(width, span * s.P)

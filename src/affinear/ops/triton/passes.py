@@ -1,6 +1,7 @@
 """Passes over maps as operators of torch. Nothing here needs Triton until one of them runs.
 
-A compiler is shown the launches inside, and makes them itself: no Python of ours is left in a compiled network.
+Maps are (B, H, W, C), or (1, B, H, W, C) where a compiler is told of them; see `ops.depthwise`. A compiler is shown the
+launches inside, and makes them itself: no Python of ours is left in a compiled network.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def _convolving() -> Any:
 
 def _dense(x: Tensor | None) -> Tensor | None:
     """The map with its channels side by side, and the columns of a row within what kernels count with 32 bits."""
-    if x is None or (x.stride(3) == 1 and x.shape[2] * x.stride(2) < library.FARTHEST):
+    if x is None or (x.stride(-1) == 1 and x.shape[-2] * x.stride(-2) < library.FARTHEST):
         return x
     return x.contiguous()
 
