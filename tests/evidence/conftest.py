@@ -18,7 +18,8 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(EVIDENCE))  # they import each other by name
 
     def found(name: str) -> Any:
-        sys.modules.pop(name, None)
+        for file in EVIDENCE.glob("*.py"):  # tests may have a package of that name
+            monkeypatch.delitem(sys.modules, file.stem, raising=False)
         return importlib.import_module(name)
 
     return found
