@@ -313,6 +313,7 @@ def main() -> int:
     parser.add_argument("--wait", type=Path, help="get ready first, and time when this file is there")
     parser.add_argument("--only", default="decode,train,memory", help="kinds, comma-separated")
     parser.add_argument("--who", help="models, comma-separated; all if left out")
+    parser.add_argument("--batch", type=int, help="cells of so many sequences alone")
     parser.add_argument("--seconds", type=float, default=3.0, help="about how long to time a cell")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--probe", action="store_true", help="a tiny shape, to see that all runs")
@@ -322,7 +323,7 @@ def main() -> int:
     rows.kept["machine"] = {**describe(device), "transformers": hf.__version__}
     kinds, models = chosen.only.split(","), None if chosen.who is None else chosen.who.split(",")
     asked = [cell for cell in cells(chosen.probe) if cell.kind in kinds and (models is None or cell.who in models)]
-    missing = rows.missing(asked)
+    missing = rows.missing([cell for cell in asked if chosen.batch in (None, cell.batch)])
     try:
         if chosen.wait is not None:
             get_ready(Bench(device, chosen.probe, 0.01), missing, chosen.wait, rows)

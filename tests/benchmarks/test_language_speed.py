@@ -85,6 +85,17 @@ def test_rows_of_an_earlier_run_are_not_measured_again(script: Any, tmp_path: Pa
     assert [row["length"] for row in json.loads(out.read_text())["rows"]] == [16]
 
 
+def test_cells_of_so_many_sequences_can_be_asked_for_alone(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(script, "cells", lambda probe: [script.Cell("decode", "mala", n, 8) for n in (64, 1)])
+    monkeypatch.setattr(script, "attempt", lambda bench, cell: {"ms": 1.0})
+    out = tmp_path / "out.json"
+    monkeypatch.setattr(sys, "argv", ["x", "--out", str(out), "--batch", "1", "--probe", "--device", "cpu"])
+    script.main()
+    assert [row["batch"] for row in json.loads(out.read_text())["rows"]] == [1]
+
+
 def test_all_is_tried_on_few_tokens_before_the_file_is_there(
     script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
