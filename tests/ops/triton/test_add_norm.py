@@ -84,6 +84,12 @@ def test_what_lies_apart_is_read_as_what_lies_together():
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
+def test_weights_that_lie_apart_are_read_as_those_that_lie_together():
+    given = arguments(6, 16)
+    apart = [*given[:2], *torch.stack(given[2:4], 1).unbind(1), *given[4:]]
+    assert all(map(torch.equal, outcome(apart, "triton"), outcome(given, "triton")))
+
+
 def test_gradients_come_out_the_same_every_time():
     given = arguments(40, 16)
     assert all(map(torch.equal, outcome(given, "triton"), outcome(given, "triton")))

@@ -87,6 +87,13 @@ def test_half_precision_rounds_once(arguments: Callable[..., Arguments]):
         assert (one - other).norm() < 2.0**-11 * other.norm()
 
 
+def test_a_bias_that_lies_apart_is_read_as_one_that_lies_together(arguments: Callable[..., Arguments]):
+    given = arguments(3)
+    apart = {**given, "bias": torch.stack([given["bias"], torch.randn_like(given["bias"])], 1)[:, 0]}
+    assert not apart["bias"].is_contiguous()
+    assert all(map(torch.equal, outcome(apart, "gated", "triton"), outcome(given, "gated", "triton")))
+
+
 def test_an_image_is_served_alike_in_any_batch(arguments: Callable[..., Arguments]):
     given = arguments(3)
     whole = convolving.convolve(given["x"], given["weight"], given["bias"], itself=True)

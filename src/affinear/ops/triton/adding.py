@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..tracing import stands_for_many
 from . import add_norm as kernels
-from .library import ONCE_ONLY, ONE_ONLY
+from .library import ONCE_ONLY, ONE_ONLY, on_device
 from .sizes import cdiv, next_power_of_2
 from .starting import launch
 
@@ -31,7 +31,7 @@ def add(x: Tensor, other: Tensor, weight: Tensor, bias: Tensor, eps: float, kind
     rows = x.numel() // channels
     launch(
         kernels.add_norm_kernel, (cdiv(rows, block["BM"]), 1, 1),
-        (x.contiguous(), other.contiguous(), weight, bias, total, normed), (rows, channels, eps), **block,
+        (*(given.contiguous() for given in (x, other, weight, bias)), total, normed), (rows, channels, eps), **block,
     )  # fmt: skip
     return total, normed
 
@@ -48,7 +48,7 @@ def gradients(
     more = out if grad_total is None else grad_total.contiguous()
     launch(
         kernels.add_norm_gradient_kernel, (shares, 1, 1),
-        (total, weight, grad.contiguous(), more, out, parts), (rows, channels, eps),
+        (total, weight.contiguous(), grad.contiguous(), more, out, parts), (rows, channels, eps),
         BOTH=grad_total is not None, **block,
     )  # fmt: skip
     grad_weight, grad_bias = parts.sum(0).to(weight.dtype).unbind()
@@ -60,7 +60,7 @@ class _AddNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, other: Tensor, weight: Tensor, bias: Tensor, eps: float, kind: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        total, normed = _on_device(add, x, other, weight, bias, eps, kind)
+        total, normed = on_device(add, x, other, weight, bias, eps, kind)
         ctx.save_for_backward(total, weight)
         ctx.eps, ctx.kinds = eps, (x.dtype, other.dtype)
         ctx.set_materialize_grads(False)
@@ -76,17 +76,9 @@ class _AddNorm(torch.autograd.Function):
         grad_weight = grad_bias = None
         if grad_normed is not None:
             total, weight = ctx.saved_tensors
-            grad, grad_weight, grad_bias = _on_device(gradients, grad_normed, grad, total, weight, ctx.eps)
+            grad, grad_weight, grad_bias = on_device(gradients, grad_normed, grad, total, weight, ctx.eps)
         each = (None, None) if grad is None else (grad.to(kind) for kind in ctx.kinds)
         return *each, grad_weight, grad_bias, None, None
-
-
-def _on_device(call: Any, first: Tensor, *rest: Any) -> Any:
-    """A call with the GPU of its tensors as the current one."""
-    if not first.is_cuda or first.get_device() == torch.cuda.current_device():
-        return call(first, *rest)
-    with torch.cuda.device(first.device):
-        return call(first, *rest)
 
 
 add_norm = _AddNorm.apply  # of two tensors, weight, bias, epsilon and the dtype of the norm, the sum and its norm

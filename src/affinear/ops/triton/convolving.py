@@ -109,12 +109,13 @@ def _start(
     span = span_of(width, c_blocks * h_blocks * batch, s)
     # For what is not there stands something that is read and no result: another map, or a copy of a result that is
     # given twice, a compiler might make for the purpose.
-    others = [weight if other is None else other for other in (added, gate, grad)]
+    bias = None if bias is None else bias.contiguous()
+    others = [weight if other is None else other for other in (bias, added, gate, grad)]
     steps = [(0, 0, 0) if other is None else strides(other) for other in (added, gate, grad)]
     launch(
         kernels.depthwise_kernel,
         (cdiv(width, span * s.P) * c_blocks, h_blocks, batch),
-        (x, weight, weight if bias is None else bias, *others, out, weight if out_sum is None else out_sum),
+        (x, weight, *others, out, weight if out_sum is None else out_sum),
         (*strides(x), *steps[0], *steps[1], *steps[2], height, width, channels, span),
         K=side, FLIP=flip, BIAS=bias is not None, SELF=itself, ADD=added is not None, GATE=gate is not None,
         GRAD=grad is not None, R=s.R, U=s.U, P=s.P, BC=s.BC, num_warps=1,

@@ -176,6 +176,14 @@ def _given(tensors: Sequence[Tensor | None]) -> list[Tensor]:
     return [x for x in tensors if x is not None]
 
 
+def on_device(function: Function, first: Tensor, *rest: Any) -> Any:
+    """A call with the GPU of its first tensor as the current one, on which Triton launches."""
+    if not first.is_cuda or first.get_device() == torch.cuda.current_device():
+        return function(first, *rest)
+    with torch.cuda.device(first.device):
+        return function(first, *rest)
+
+
 def _implement(name: str, shapes: Function) -> Callable[[Function], Function]:
     """Register what runs an operator, and what only knows the shapes of its results."""
 
@@ -183,11 +191,7 @@ def _implement(name: str, shapes: Function) -> Callable[[Function], Function]:
         def run(first: Tensor, *rest: Any) -> Any:
             if first.shape[0] == 0:
                 return shapes(first, *rest)
-            given = [near(x) for x in (first, *rest)]
-            if not first.is_cuda or first.get_device() == torch.cuda.current_device():
-                return function(*given)
-            with torch.cuda.device(first.device):  # Triton launches on the current one
-                return function(*given)
+            return on_device(function, *(near(x) for x in (first, *rest)))
 
         torch.library.register_fake(f"affinear::{name}", shapes, lib=LIBRARY)
         for device in ("CUDA", "CPU") if INTERPRETED else ("CUDA",):

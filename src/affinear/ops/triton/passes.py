@@ -70,10 +70,7 @@ def _implement(name: str, function: Function, shapes: Function) -> None:
     def run(first: Tensor, *rest: Any) -> Any:
         if first.numel() == 0:
             return shapes(first, *rest)
-        if not first.is_cuda or first.get_device() == torch.cuda.current_device():
-            return function(first, *rest)
-        with torch.cuda.device(first.device):
-            return function(first, *rest)
+        return library.on_device(function, first, *rest)
 
     def show(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
         # Whoever keeps the graph wants operators and not launches.
